@@ -220,21 +220,21 @@ def solve(
         whatever it has found that may end lower. ``"fast"`` leaves that out and warns.
         ``"thorough"`` follows up to 64 chains, solves as the default and from a single start too,
         and returns the lowest; relaxed problems and the absolute loss refuse it.
-    init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
+    init : array-like, TransportPlan, GWResult, Matching, Alternative or pair of arrays, optional
         Where to start, in place of a search. A plan, floating-point numbers of shape (n, m) or an
-        object, is continued at the target epsilon. A matching, integers of shape (n,) (the target
-        of each source point, -1 for none) or (pairs, 2), and any of ``result.alternatives`` are
-        refined from a larger epsilon. Potentials, a tuple (f, g), make the first Sinkhorn solve
-        from a x b faster.
+        object, is continued at the target epsilon. A matching, ``result.matching()`` or integers
+        of shape (n,) (each source point's target, -1: none) or (pairs, 2), and any of
+        ``result.alternatives`` are refined from a larger epsilon. Potentials, a tuple (f, g), make
+        the first Sinkhorn solve from a x b faster.
     max_iter : int
         Outer iterations at most.
     time_limit : float, optional
-        Seconds after which the call ends with the best that it has found, status ``STOPPED`` if
-        that has not converged, a doubt if the search was cut. Distances are prepared in any case,
-        and one plan is made and its numbers computed: where that takes longer on a CPU, a
-        ``PerformanceWarning`` says so before. A plan that is out of time is not polished:
-        it has the epsilon that was reached (``result.epsilon``), and up to 9 million entries (on
-        a CPU) without a support it is rounded to its strict marginals.
+        Seconds after which the call ends with the best it has found, status ``STOPPED`` if
+        that has not converged, a doubt if the search was cut. Distances and one plan are made in
+        any case: where that takes longer on a CPU, a ``PerformanceWarning`` says so before. A plan
+        out of time is not polished, and has the epsilon that was reached (``result.epsilon``). Of
+        up to 9 million entries (on a CPU) and without a support it is rounded to its strict
+        marginals, and no higher than where the solve began.
     tol : float
         Relative change of the plan in an outer iteration below which an exact solve has converged;
         2e-4 at least in float32.

@@ -18,19 +18,9 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, EntropicPlan, FactoredCost, LinearProblem, softmin
 
 __all__ = [
-    "NAMES",
-    "Backend",
-    "DenseCost",
-    "EagerBackend",
-    "EntropicPlan",
-    "FactoredCost",
-    "LinearProblem",
-    "PreparedProblem",
-    "SoftminSweeper",
-    "Sweep",
-    "Sweeper",
-    "softmin",
+    "NAMES", "Backend", "DenseCost", "EagerBackend", "EntropicPlan", "FactoredCost",
+    "LinearProblem", "PreparedProblem", "SoftminSweeper", "Sweep", "Sweeper", "softmin",
     "softmin_sweep",
-]
+]  # fmt: skip
 
 NAMES: tuple[str, ...] = get_args(BackendName)

@@ -322,8 +322,7 @@ class GWLoss(torch.nn.Module):
         name = role, key, len(x), x.shape[1], y.shape[1], x.device
         with plainly(x.device):
             objective, found = self._solved(name, problem, alpha, wanted)
-        value: Tensor = call(Envelope, *given, objective, lambda **_: found)
-        return value
+        return call(Envelope, *given, objective, lambda **_: found)
 
     def _solved(
         self, name: Hashable, problem: _Problem, alpha: float, wanted: list[bool]

@@ -92,8 +92,7 @@ def transfer_labels(
         )[:, :n_neighbors]
         votes = (place[nearest][:, :, None] == np.arange(len(classes))).sum(1)
         chosen.append(votes.argmax(1))
-    found: NDArray[Any] = classes[np.concatenate(chosen)]
-    return found
+    return classes[np.concatenate(chosen)]
 
 
 def label_accuracy(
@@ -151,7 +150,7 @@ def _points(name: str, value: Any) -> NDArray[np.float64]:
         raise InvalidInputError(
             f"`{name}` must be finite points of shape (n, d); got shape {array.shape}."
         )
-    return np.asarray(array)
+    return array
 
 
 def _blocks(rows: int, columns: int | None = None) -> list[slice]:

@@ -79,13 +79,10 @@ def plot_points(
         Area of a marker, in points squared.
     """
     coordinates = _columns_of(points)
-    if ax is None:
-        ax = _new_axes(len(coordinates))
-    axes: Any = ax
-    _check_depth(axes, coordinates)
-    _draw_points(axes, coordinates, _Shades.of(colour), size=size, bar=[axes])
-    found: Axes = axes
-    return found
+    ax = ax or _new_axes(len(coordinates))
+    _check_depth(ax, coordinates)
+    _draw_points(ax, coordinates, _Shades.of(colour), size=size, bar=[ax])
+    return ax
 
 
 class _Shades(NamedTuple):
@@ -469,10 +466,7 @@ def plot_path(found: PathResult, *, ax: Axes | None = None) -> Axes:
     found : PathResult
         What :func:`torchgw.path` returned.
     """
-    if not hasattr(found, "recommended"):
-        raise InvalidTypeError(
-            f"`found` must be a PathResult, as torchgw.path returns; got {type(found).__name__}."
-        )
+    _check_kind("found", found, "recommended", "a PathResult, as torchgw.path")
     ax = ax or _new_axes(2)
     place = np.arange(len(found.points))
     for name in ("agreement", "entropy", "stability"):
@@ -496,10 +490,7 @@ def plot_test(found: MatchTest, *, ax: Axes | None = None) -> Axes:
     found : MatchTest
         What :func:`torchgw.test` or :func:`torchgw.test_groups` returned.
     """
-    if not hasattr(found, "null_distribution"):
-        raise InvalidTypeError(
-            f"`found` must be a MatchTest, as torchgw.test returns; got {type(found).__name__}."
-        )
+    _check_kind("found", found, "null_distribution", "a MatchTest, as torchgw.test")
     ax = ax or _new_axes(2)
     ax.hist(to_numpy(found.null_distribution), bins="auto", color="0.7", label=found.null)
     ax.axvline(found.statistic, color="C3", label="observed")
@@ -548,7 +539,7 @@ def plot_alternatives(
     texts = [f"{value:.4g}" for value in values]
     ax = _draw_bars(ax, names, values, texts, ["C0"] + ["0.7"] * (len(found) - 1))
     ax.margins(x=0.2)
-    ax.set_xlabel("objective of the coarse plan")
+    ax.set_xlabel("value")
     ax.set_title(f"{len(found)} optima, ambiguity {result.ambiguity:.2f}")
     return ax
 
@@ -691,13 +682,16 @@ def _draw_bars(
     return ax
 
 
+def _check_kind(name: str, given: Any, part: str, kind: str) -> None:
+    """Refuse what has not such a part; a plan of low rank has groups, not partners."""
+    whole = part != "lazy_plan" or hasattr(getattr(given, part, None), "argmax")
+    if not (hasattr(given, part) and whole) or isinstance(given, LowRankResult):
+        raise InvalidTypeError(f"`{name}` must be {kind} returns; got {type(given).__name__}.")
+
+
 def _check_result(result: Any, part: str = "lazy_plan") -> None:
-    """Refuse what is no alignment; a plan of low rank has groups, not partners."""
-    known = hasattr(result, part) and (part != "lazy_plan" or hasattr(result.lazy_plan, "argmax"))
-    if not known or isinstance(result, LowRankResult):
-        raise InvalidTypeError(
-            f"`result` must be a GWResult, as torchgw.solve returns; got {type(result).__name__}."
-        )
+    """Refuse what is no alignment."""
+    _check_kind("result", result, part, "a GWResult, as torchgw.solve")
 
 
 def _check_depth(axes: Any, coordinates: list[NDArray[Any]]) -> None:

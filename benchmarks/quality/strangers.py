@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import quadratic_assignment
 from scipy.sparse.csgraph import minimum_spanning_tree, shortest_path
+from scipy.spatial import Delaunay
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -639,6 +640,62 @@ def lattices(g: Generator, n: int) -> Problem:
     return _two(*sides)
 
 
+def _roads(g: Generator, n: int) -> Array:
+    """Measure along the roads of a town: edges of a triangulation, of which half are left."""
+    places = g.random((n, 2)) ** g.uniform(1, 1.6)
+    gap, length = cdist(places, places), np.zeros((n, n))
+    for triangle in Delaunay(places).simplices:
+        pairs = np.ix_(triangle, triangle)
+        length[pairs] = gap[pairs]
+    tree = minimum_spanning_tree(length).toarray()
+    kept = np.triu(g.random((n, n)) < 0.55, 1) * length
+    return shortest_path(np.maximum(tree, kept), directed=False)
+
+
+def towns(g: Generator, n: int) -> Problem:
+    """Ways along the roads of two towns."""
+    return _two(_roads(g, n), _roads(g, max(5, n - n // 5)))
+
+
+def kl_towns(g: Generator, n: int) -> Problem:
+    """The same under the KL loss, nothing at distance zero."""
+    given, _ = towns(g, n)
+    return _two(*[table + 0.01 * table.max() for table in given.values()], loss="kl")
+
+
+def kl_counts(g: Generator, n: int) -> Problem:
+    """How often things occur together, counted twice, under the KL loss."""
+    topics = g.dirichlet(np.full(4, 0.6), size=n)
+    tables = []
+    for _ in range(2):
+        upper = np.triu(g.poisson(40 * topics @ topics.T + 0.5))
+        table = upper + np.triu(upper, 1).T + 0.5
+        tables.append(table / table.mean())
+    return _copies(g, *tables, loss="kl")
+
+
+def lines(g: Generator, n: int) -> Problem:
+    """Angles between lines through the origin: a projective plane, two draws."""
+    sides = []
+    for size in (n, max(5, n - n // 8)):
+        x = g.normal(size=(size, 3)) * [1, 0.8, 0.6]
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        sides.append(np.arccos(np.minimum(abs(x @ x.T), 1)) * (1 - np.eye(size)))
+    return _two(*sides)
+
+
+def laid_trees(g: Generator, n: int) -> Problem:
+    """Hops of a binary tree, and the tree laid into a Poincare disk."""
+    place = np.arange(1, n + 1)
+    depth = np.floor(np.log2(place))
+    graph = np.zeros((n, n))
+    graph[place[1:] - 1, place[1:] // 2 - 1] = 1
+    angle = 2 * np.pi * (place - 2**depth + 0.5) / 2**depth + 0.05 * g.normal(size=n)
+    radius = 0.985 * np.tanh(0.55 * depth)
+    x = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+    return _copies(g, _hops(graph + graph.T), _poincare(x))
+
+
 # Each family, and the most points that it is asked for.
 FAMILIES = {
     family: most for most, some in {
@@ -650,6 +707,8 @@ FAMILIES = {
               sharp, polygons, heat, connectomes, unbalanced, semi_relaxed, kl_kernels,
               time_series, strings, polished, proximal, partial, slices),
         48: (absolute, directed),
+        300: (towns, lines, laid_trees),
+        180: (kl_towns, kl_counts),
     }.items() for family in some
 }  # fmt: skip
 BY_NAME = {family.__name__: family for family in FAMILIES}

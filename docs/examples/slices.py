@@ -22,11 +22,10 @@ order = rng.permutation(80) + 32
 second = tissue[order] @ turn + [30, 5] + 0.02 * rng.normal(size=(80, 2))
 
 # %%
-# 48 of 80 spots, 60%, are in both slices. Both are in one unit, which `scale=None` says.
+# 48 of 80 spots, 60%, are in both slices. Both are taken to be in one unit where `mass` is given.
+# [Linear costs](../fused.md) has slices with genes, and POT beside.
 
-result = torchgw.solve(
-    first, second, distances="euclidean", scale=None, mass="auto", random_state=0
-)
+result = torchgw.solve(first, second, distances="euclidean", mass="auto", random_state=0)
 print(result)
 print(f"{result.report.mass:.0%} of the mass match", result.doubt)
 

@@ -64,6 +64,7 @@ print(f"handedness: {result.handedness():.2f}")
 # %%
 # The place of each point of the second on the first, within a triangle; and how far it is from
 # where it should be, as a share of the size of the figure.
+# [Surfaces](../shapes.md#what-to-expect) has animals and people, published errors and POT's.
 
 places = result.surface_map(inverse=True)
 missed = np.linalg.norm(places.points - figure(second), axis=1)

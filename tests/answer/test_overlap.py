@@ -5,6 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import torchgw
+from benchmarks.quality.overlaps import slices
 from torchgw._answer.overlap import SHARES, elbow
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
@@ -150,3 +151,26 @@ def test_what_is_known_leaves_no_more_mass_than_there_is_without():
     mask = mask | (partner[:, None] == np.arange(len(y)))
     whole = torchgw.solve(D_X=x, D_Y=y, mass="auto", allowed=mask, random_state=0)
     assert (whole.plan[~mask] == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [501, 502])
+def test_slices_that_share_less_than_half_are_found_with_genes(seed):
+    """Half of the mass matches elsewhere too, and so it may be with all genes known."""
+    one = slices(np.random.default_rng(seed), 300, 0.4)
+    options = {"distances": "euclidean", "features": one.genes, "random_state": 0}
+    result = torchgw.solve(one.x, one.y, mass="auto", **options)
+    shared = one.partner >= 0
+    assert (np.asarray(result.plan).argmax(1) == one.partner)[shared].mean() >= 0.95
+    assert abs(result.report.mass - 0.4) <= 0.1
+
+
+@pytest.mark.slow
+def test_labels_know_a_linear_cost():
+    """The weight is given, so that no solve without genes comes first."""
+    one = slices(np.random.default_rng(501), 300, 0.4)
+    options = {"distances": "euclidean", "features": one.genes, "alpha": 1 - 1.0746e-6, "mass": 0.4}
+    found = torchgw.solve(one.x, one.y, random_state=0, **options)
+    truth = (one.partner[:, None] == np.arange(300)) / 300
+    known = torchgw.solve(one.x, one.y, init=truth, **options)
+    assert found.report.objective <= known.report.objective * (1 + 1e-3)

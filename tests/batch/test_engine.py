@@ -168,25 +168,24 @@ def test_steady_changes_are_followed_to_their_limit(monkeypatch):
 
 def test_shrinking_changes_are_led_to_their_limit_and_others_nowhere():
     """Changes that shrink by a share r lead r / (1 - r) of the last step ahead, near the end."""
-    places, last = torch.arange(2), torch.tensor([1e-3, 1e-3], dtype=torch.float64)
-    known = torch.ones(2, dtype=torch.bool)
+    places, last, known = np.arange(2), np.array([1e-3, 1e-3]), np.ones(2, dtype=bool)
     for before, rate in itertools.product((0.2, 0.5, 0.9), (0.05, 0.2, 0.5, 0.8, 0.9, 0.99)):
         for size in (1.0, 1e3):
-            pool = SimpleNamespace(share=None, change=size * last / rate, rate=0 * last + before)
-            step = torch.zeros(2, 3, 3, dtype=torch.float64)
-            exact, stay = known, torch.tensor([False, True])
-            ahead = advance._ahead(pool, places, size * last, step, exact=exact, stay=stay)
+            pool = SimpleNamespace(share=None)
+            now = SimpleNamespace(change=size * last / rate, rate=0 * last + before)
+            step, stay = torch.zeros(2, 3, 3, dtype=torch.float64), np.array([False, True])
+            ahead = advance._ahead(pool, now, places, size * last, step, exact=known, stay=stay)
             steady = abs(rate - before) <= 0.1 * before and 0.3 < rate < 0.97 and size == 1
             assert ahead.tolist() == pytest.approx([steady * rate / (1 - rate), 0.0])
 
 
 def test_flat_is_what_falls_by_no_more_an_iteration_than_the_tolerance():
     tol, like = 1e-4, torch.zeros(1, dtype=torch.float64)
-    rates, rows = torch.tensor([0.0, 0.5, 0.9, 1.1, 2.0, 10.0]).double() * tol, torch.arange(6)
-    descent, met = Descent(6, like), torch.ones(6, dtype=torch.bool)
+    rates, rows = np.array([0.0, 0.5, 0.9, 1.1, 2.0, 10.0]) * tol, np.arange(6)
+    descent, met = Descent(6, like), np.ones(6, dtype=bool)
     for count in range(12):
         value = (1 - rates) ** count
-        flat = descent.update(rows, value, torch.full_like(value, 1e-3), met, tol)
+        flat = descent.update(rows, value, np.full_like(value, 1e-3), met, tol)
         # told once there are values to compare, and only of changes that do not settle
         assert flat.tolist() == [count >= 10 and bool(rate <= tol) for rate in rates]
     # plans that miss their marginals have no objective, then and when others are compared with them
@@ -198,21 +197,21 @@ def test_flat_is_what_falls_by_no_more_an_iteration_than_the_tolerance():
 
 
 def test_inner_limit_is_said_where_a_settled_plan_has_spent_all_iterations_in_vain():
-    cases = torch.tensor([*itertools.product((False, True), repeat=4)])
-    (settled, whole, met, falls), places = cases.T, torch.arange(len(cases))
-    one = torch.ones(len(cases), dtype=torch.float64)
-    pool = SimpleNamespace(
-        error=1e-4 * one, settling=torch.full_like(places, -1), done=places, sharp=None,
-        tol=torch.where(met, 1e-3, 1e-9), stuck=torch.full_like(places, STUCK - 1),
-        budget=torch.where(whole, RULES.inner_max_iter, 10), descent=Descent(len(cases), one),
-        last_error=torch.where(falls, 1.0, 1e-4).double(),
+    settled, whole, met, falls = np.array([*itertools.product((False, True), repeat=4)]).T
+    places, one = np.arange(len(met)), np.ones(len(met))
+    now = SimpleNamespace(
+        error=1e-4 * one, settling=np.full_like(places, -1), done=places,
+        tol=np.where(met, 1e-3, 1e-9), stuck=np.full_like(places, STUCK - 1),
+        budget=np.where(whole, RULES.inner_max_iter, 10), last_error=np.where(falls, 1.0, 1e-4),
     )  # fmt: skip
+    same = torch.from_numpy(one)
+    pool = SimpleNamespace(sharp=None, descent=Descent(len(met), same))
     reached = SimpleNamespace(
-        change=torch.where(settled, 1e-7, 1.0).double(), epsilon=one, target=one, objective=one,
-        relaxed=None,
+        change=torch.from_numpy(np.where(settled, 1e-7, 1.0)), epsilon=same, target=same,
+        objective=same, relaxed=None,
     )  # fmt: skip
-    ending = advance._course(pool, places, reached, RULES).ending
-    assert torch.equal(ending == INNER, settled & whole & ~met & ~falls)
+    ending = advance._course(pool, now, places, reached, RULES).ending
+    assert np.array_equal(ending == INNER, settled & whole & ~met & ~falls)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.7, 1.0])

@@ -341,6 +341,18 @@ def test_linear_problems_on_chip_are_those_of_ticks(device, fused, monkeypatch):
         assert torch.equal(mine, its)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_single_linear_problems_on_chip_are_those_of_ticks(device, monkeypatch):
+    skip_unless_kernels_run(device)
+    problems = packed_problems(device, [(9, 16), (12, 10), (7, 7)], fused=False)
+    monkeypatch.setattr(engine, "on_chip", lambda *args: False)
+    ticks = engine.solve_linear(problems, 1e-9, 1024)
+    monkeypatch.setattr(engine, "on_chip", lambda *args: True)
+    programs = engine.solve_linear(problems, 1e-9, 1024)
+    torch.testing.assert_close(programs.plan, ticks.plan, rtol=0, atol=1e-9)
+
+
 @pytest.mark.gpu
 def test_sizes_up_to_the_largest_compile_and_agree(monkeypatch):
     device = torch.device("cuda")

@@ -115,7 +115,7 @@ METHODS = {
     "argmax": {"axis": 0},
     "topk": {"k": 2},
     "to_sparse": {"k": 2, "threshold": 0.1},
-    "sample": {"count": 5, "generator": GENERATOR},
+    "sample": {"count": 5, "random_state": GENERATOR},
     "rounded": {"a": np.ones(12) / 12, "b": np.ones(9) / 9},
 }
 

@@ -7,6 +7,7 @@ import json
 import tempfile
 import types
 import warnings
+from pathlib import Path
 
 import hypothesis
 import networkx
@@ -311,6 +312,30 @@ def test_columns_that_are_not_numbers_are_named():
         solve(frame.assign(kind="a"), Y)
 
 
+def test_columns_of_several_kinds_are_numbers():
+    frame = pytest.importorskip("pandas").DataFrame(X, columns=["x", "y", "z"])
+    mixed = frame.assign(y=frame.y > 0, z=(10 * frame.z).round().astype(int))
+    assert solve(mixed, Y).value == solve(mixed.to_numpy(dtype=float), Y).value
+    known = frame.convert_dtypes()
+    assert solve(known, Y).value == solve(X, Y).value
+    with pytest.raises(InvalidInputError, match="`X` has 1 entries that are NaN"):
+        solve(known.assign(x=known.x.where(known.x < known.x.max())), Y)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"D_X": networkx.path_graph(9)}, "`D_X` is a graph. Pass it as `X`"),
+     ({"D_X": networkx.path_graph(9, networkx.DiGraph)}, "`D_X` is a graph. Pass it as `X`"),
+     ({"X": Path("points.npy")}, "got the text 'points.npy'. If it names a file"),
+     ({"X": (np.eye(3, dtype=int), X)}, "A surface is .vertices, faces., in this order"),
+     ({"X": (X, np.zeros((0, 3), int))}, "The surface `X` has no faces. Pass its vertices"),
+     ({"X": types.SimpleNamespace(vertices=X, bounds=None)}, "no faces. Pass its points, X.ver")],
+)  # fmt: skip
+def test_what_is_not_as_it_was_meant_says_how_to_pass_it(given, message):
+    with pytest.raises(torchgw.TorchGWError, match=message):
+        torchgw.solve(**given, Y=Y)
+
+
 def test_tensors_without_plain_numbers():
     with pytest.raises(InvalidTypeError, match="`X` must be a plain tensor.*complex"):
         solve(torch.tensor(X + 1j), Y)
@@ -495,7 +520,8 @@ def test_unknown_arguments_name_the_nearest_one():
 @pytest.mark.parametrize(
     ("name", "here"),
     [("C1", "D_X"), ("p", "a"), ("reg", "epsilon"), ("G0", "init"), ("seed", "random_state"),
-     ("metric", "distances"), ("loss_fun", "loss")],
+     ("metric", "distances"), ("loss_fun", "loss"), ("n_iters", "max_iter"),
+     ("timeout", "time_limit")],
 )  # fmt: skip
 def test_names_of_other_packages_are_known(name, here):
     with pytest.raises(InvalidTypeError, match=f"no argument '{name}'. Did you mean '{here}'"):

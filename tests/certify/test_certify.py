@@ -343,6 +343,23 @@ OTHERWISE = {
 }
 
 
+def test_what_a_notebook_shows_is_short():
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    result = torchgw.solve(X, X + 0, distances="sqeuclidean", random_state=0)
+    found = result.certify(seconds=1)
+    assert repr(found) == f"Certificate({found})"
+    assert len(repr(found)) < 200 > len(repr(found.proof))
+    route = torchgw.explain(X, X)
+    assert repr(route) == str(route)
+    assert repr(route).startswith("12 x 12 points")
+
+
+def test_a_result_is_no_proof():
+    result = torchgw.solve(np.eye(4), np.eye(3), distances="sqeuclidean", random_state=0)
+    with pytest.raises(torchgw.InvalidInputError, match="a GWResult. Pass `result.certify"):
+        torchgw.verify(result, np.eye(4), np.eye(3))
+
+
 def test_a_proof_with_one_number_changed_is_refused():
     fields = {item.name for item in dataclasses.fields(Proof)}
     assert set(OTHERWISE) == fields - {"arrays", "digest"}

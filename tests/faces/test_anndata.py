@@ -398,3 +398,9 @@ def test_confidence_is_a_column_of_the_source(pair, tmp_path):
     source.write_h5ad(tmp_path / "out.h5ad")
     align(source, target, **options)
     assert "torchgw_confidence" not in source.obs
+    # which relaxed plans do not have; the solve is not lost
+    options["solve_options"] = {**EXACT, "unbalanced": 1.0}
+    with pytest.warns(torchgw.TorchGWWarning, match="no effect.*relaxed marginals"):
+        result = align(source, target, confidence=True, **options)
+    assert "torchgw_confidence" not in source.obs
+    assert result.report.mass < 1

@@ -386,6 +386,11 @@ def test_demo(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_demo_warns_of_nothing(tmp_path, capsys):
+    assert main(["demo", "--output", str(tmp_path / "demo.png")]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_demo_names_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchgw.cli._commands.find_spec", lambda name: None)
     assert main(["demo", "--output", str(tmp_path / "demo.png")]) == 2

@@ -139,6 +139,16 @@ def test_transform(tmp_path):
     assert np.abs(np.load(output) - np.load("X.npy")[np.load("truth.npy").argsort()]).mean() < 0.1
 
 
+def test_new_points_may_have_a_label(tmp_path):
+    """The message about a column of words names an option that `transform` did not take."""
+    rows = ["kind,x,y,z", *("a," + ",".join(map(str, row)) for row in np.load("X.npy"))]
+    table, moved = tmp_path / "new.csv", str(tmp_path / "moved.npy")
+    table.write_text("\n".join([*rows[:1], *rows[1:3], "b" + rows[3][1:]]), encoding="utf-8")
+    labelled = ["--label-column", "kind"]
+    assert main(["transform", "out.npz", str(table), *labelled, "-q", "-o", moved]) == 0
+    assert np.load(moved).shape == (3, np.load("Y.npy").shape[1])
+
+
 def test_benchmark(capsys):
     assert main(["benchmark", "--n", "150", "--m", "180", "--repeat", "1", "--json"]) in (0, 1)
     figures = json.loads(capsys.readouterr().out)

@@ -139,8 +139,8 @@ def test_many_problems_take_one_object(call):
     first, second = call(**data, **named), call(**data, options=Options(**named))
     first, second = (getattr(result, "value", result) for result in (first, second))
     np.testing.assert_array_equal(first, second)
-    with pytest.raises(TorchGWError, match="`search` is an option of torchgw.solve that"):
-        call(**data, options=Options(search="fast"))
+    with pytest.raises(TorchGWError, match="`gradient` is an option of torchgw.solve that"):
+        call(**data, options=Options(gradient="dense"))
     with pytest.raises(TorchGWError, match="`tol` is given twice"):
         call(**data, tol=1e-2, options=Options(tol=1e-3))
     with pytest.raises(InvalidTypeError, match="`options` must be torchgw.Options"):

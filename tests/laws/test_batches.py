@@ -284,6 +284,31 @@ def test_problems_that_are_not_searched_say_so():
     assert found.objective[0] <= alone.objective[0] * (1 + 1e-9)
 
 
+def test_a_thorough_batch_is_a_list_of_solves():
+    """Problems of any size end where `solve` does, alone or among others."""
+    rng = np.random.default_rng(11)
+    tables = [table("points", rng, n) for n in (7, 36)]
+    # copies, so that rounding does not decide which of equal optima is found
+    given = {"D_X": tables, "D_Y": [one[::-1, ::-1] for one in tables], "search": "thorough"}
+    found = torchgw.solve_many(**given, scale=None)
+    assert not found.doubtful.any()
+    for x, y, objective in zip(given["D_X"], given["D_Y"], found.objective, strict=True):
+        one = torchgw.solve(D_X=x, D_Y=y, scale=None, random_state=0)
+        assert objective == pytest.approx(one.report.objective, rel=1e-5)
+    given |= {"D_X": given["D_X"][1:], "D_Y": given["D_Y"][1:]}
+    alone = torchgw.solve_many(**given, scale=None)
+    np.testing.assert_array_equal(alone.plan(0), found.plan(1))
+    matrix = torchgw.pairwise(**given, scale=None, output="objective", progress=False)
+    np.testing.assert_array_equal(matrix[0], found.objective[1:])
+    with pytest.raises(torchgw.InvalidInputError, match="leave `n_init` out"):
+        torchgw.solve_many(**given, n_init=2)
+    fast, first = (
+        torchgw.solve_many(**{**given, **one})
+        for one in ({"search": "fast"}, {"search": "auto", "n_init": 1})
+    )
+    np.testing.assert_array_equal(fast.plan(0), first.plan(0))
+
+
 def test_copies_are_in_no_doubt():
     rng = np.random.default_rng(3)
     tables = [table("points", rng, n) for n in (7, 12, 20)]

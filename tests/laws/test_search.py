@@ -198,6 +198,28 @@ def test_a_thorough_search_ends_no_higher_than_the_default(seed):
     assert thorough.value <= default.value * (1 + SAME)
 
 
+def attractor(seed, n):
+    """Lorenz's system, and the lags of one of its variables."""
+    rng = RNG(seed)
+    at, path = np.array([1.0, 1.0, 20.0]) + rng.normal(size=3), list[np.ndarray]()
+    for _ in range(402 + 16 * (n + 3)):
+        x, y, z = at
+        at = at + 0.005 * np.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])
+        path.append(at)
+    states = np.array(path[401::16])
+    lags = np.stack([states[k : n + k, 0] for k in range(4)], 1)
+    lags = (lags + 0.1 * rng.normal(size=lags.shape))[rng.permutation(n)]
+    return {"X": states[:n], "Y": lags}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, [1502734133, 110, 2, 13]])
+def test_a_thorough_search_follows_all_starts_of_the_default(seed):
+    given = attractor(seed, 110)
+    default, thorough = (quietly(**given, search=how) for how in ("auto", "thorough"))
+    assert thorough.report.objective <= default.report.objective * (1 + SAME)
+
+
 # -- problems with a planted match ----------------------------------------------------------------
 
 
@@ -347,6 +369,21 @@ def test_noise_ends_at_the_best_of_many_descents():
             # optima of these are a thousandth apart
             found += made.judge(np.asarray(result.plan)) <= 1 + SAME / 10
     assert found >= 10
+
+
+@pytest.mark.parametrize("seed", quick(1, range(2, 8)))
+def test_the_kl_loss_ends_no_higher_than_the_square_loss_of_its_tables(seed):
+    """Of strict marginals they differ by a constant."""
+    rng = RNG(seed)
+    draws = (rng.normal(size=(size, 3)) * [2, 1, 0.5] for size in (24, 20))
+    x, y = (cdist(points, points) + 0.1 for points in draws)
+    given = {"D_X": x, "D_Y": y, "loss": "kl"}
+    found = quietly(**given)
+    tables = [table - table.mean() for table in (x, np.log(y) / 2)]
+    size = np.sqrt(tables[1].std() / tables[0].std())
+    other = quietly(D_X=tables[0] * size, D_Y=tables[1] / size, epsilon=found.epsilon)
+    end = ends_at(given | {"epsilon": found.epsilon}, np.asarray(other.plan))
+    assert says_so(found) or found.report.objective <= end * (1 + SAME)
 
 
 @pytest.mark.parametrize("kind", ["kl", "directed"])

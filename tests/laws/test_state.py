@@ -195,6 +195,20 @@ def test_threads_give_the_bits_of_a_serial_run(device):
     assert state() == before
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_threads_that_search_points_of_one_size_do_not_mix_on_a_gpu():
+    """Their graphs are the same, and what these return lies in memory that they lend each other."""
+
+    def solved(seed):
+        return bits(torchgw.solve(*clouds(seed, n=60), device="cuda", random_state=0))
+
+    serial = [solved(seed) for seed in range(6)]
+    for _ in range(2):
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(solved, range(6))) == serial
+
+
 def in_a_process(job, device):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)

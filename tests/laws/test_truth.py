@@ -32,7 +32,7 @@ from torchgw._plans.given import StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
-from torchgw._results.certificates import _correlation, _exactly
+from torchgw._results.bounds import _correlation, _exactly
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import Evaluation, judge

@@ -29,7 +29,7 @@ JOB = """
 import sys
 import numpy as np, torch, torchgw
 from torchgw._many import pairwise as module
-module._CHUNK_SECONDS, module._FIRST_CHUNK = 0.05, 4
+module.LONG, module._FIRST_CHUNK = 0.05, 4
 rng = np.random.default_rng(1)
 Xs = [rng.normal(size=(n, 3)) for n in rng.integers(8, 16, 16)]
 print("begin", flush=True)

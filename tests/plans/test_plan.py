@@ -127,6 +127,14 @@ def test_barycentric_is_defined_for_zero_weights(pair):
     np.testing.assert_allclose(got[filled], expected, atol=1e-12)
 
 
+def test_draws_have_a_seed(pair):
+    plan = pair[0]
+    drawn = [plan.sample(9, seed) for seed in (0, np.random.default_rng(0), None)]
+    assert torch.equal(drawn[0].target, plan.sample(9, torch.Generator().manual_seed(0)).target)
+    assert torch.equal(drawn[1].target, plan.sample(9, np.random.default_rng(0)).target)
+    assert drawn[2].source.shape == (9,)
+
+
 @pytest.mark.slow
 def test_sample_follows_the_plan(pair):
     plan, matrix = pair

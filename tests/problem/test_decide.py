@@ -207,6 +207,15 @@ def test_the_result_says_what_was_decided():
     assert "decision" in result.timings
 
 
+def test_geodesics_are_printed_as_other_choices_are():
+    curve = spiral(300, random_state=0)[0]
+    told = repr(solve(curve, curve, n_init=1, epsilon=0.1, random_state=0))
+    assert "distances: geodesic (neighbour graphs of dimension" in told
+    few = np.random.default_rng(0).normal(size=(12, 3))
+    told = repr(solve(few, few * [1, -1, 1], random_state=0))
+    assert "distances: geodesic (points are few)" in told
+
+
 @pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
 def test_what_asks_for_geodesics_has_them():
     rng = np.random.default_rng(8)

@@ -249,6 +249,28 @@ def test_transform_and_files(loss, gradient, tmp_path):
         )
 
 
+@pytest.mark.parametrize("loss", OTHERS)
+def test_the_automatic_epsilon_does_not_depend_on_the_order_of_points(loss):
+    g = np.random.default_rng(0)
+    topics, order = g.dirichlet(np.full(4, 0.6), size=100), g.permutation(100)
+    counts = g.poisson(40 * topics @ topics.T) + 0.5
+    counts = counts + counts.T
+    pairs = [(counts, counts**2), (counts[order][:, order], counts**2)]
+    first, second = (
+        solve(D_X=x, D_Y=y, a=None, b=None, loss=loss, n_init=1, max_iter=1).epsilon
+        for x, y in pairs
+    )
+    assert second == pytest.approx(first, rel=1e-9)
+
+
+def test_the_automatic_epsilon_of_similarities_is_from_their_own_diagonal():
+    # 4 std(D_X) std(log(D_Y) / 2), as for distances, with ones on the diagonal
+    tables = [np.exp(-table) for table in (D_X, D_Y)]
+    found = solve(D_X=tables[0], D_Y=tables[1], a=None, b=None, loss="kl", n_init=1, max_iter=1)
+    expected = 0.0025 * 4 * tables[0].std() * (np.log(tables[1]) / 2).std()
+    assert found.epsilon == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", OTHERS)
 def test_odd_distances(loss):

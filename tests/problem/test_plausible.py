@@ -89,7 +89,7 @@ def test_transposed_points_are_warned_of():
 def test_what_cannot_fit_is_refused_before_the_work(monkeypatch, options, what):
     monkeypatch.setattr(given, "free_memory", lambda device: 2**20)
     monkeypatch.setattr(given, "fits", lambda needed, device: needed <= 2**20)
-    stages = "torchgw._problem.providers.Preparation"
+    stages = "torchgw._problem.named.Preparation"
     monkeypatch.setattr(stages, lambda *_, **__: pytest.fail("work was begun"))
     with pytest.raises(torchgw.UnsupportedError, match=r"at least 0\.0 GiB.*Pass") as refused:
         torchgw.solve(cloud(600), cloud(600, seed=1), random_state=0, **options)

@@ -87,7 +87,7 @@ def forbid_work(monkeypatch):
 
 
 def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(limited):
-    limited(landmark_points=300)
+    limited(all_rows_points=300)
     curves, few = ((spiral(n, 0)[0], swiss_roll(n, 1)[0]) for n in (300, 299))
     cloud = curves[0], np.random.default_rng(0).normal(size=(300, 3))
     found = solve(curves)
@@ -104,7 +104,7 @@ def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(limited):
 
 
 def test_accurate_landmarks_keep_the_value(limited):
-    limited(landmark_points=300)
+    limited(all_rows_points=300)
     points = spiral(300, 0)[0], swiss_roll(320, 1)[0]
     graphs = [connect(knn_graph(torch.from_numpy(part)), part) for part in points]
     tables = [geodesic_matrix(graph).numpy() for graph in graphs]

@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._plans.given import StoredPlan
-from torchgw._results import certificates
+from torchgw._results import bounds
 
 LOSS = {"square": lambda x, y: (x - y) ** 2, "absolute": lambda x, y: np.abs(x - y)}
 ORDER = {"square": 2, "absolute": 1}
@@ -38,10 +38,10 @@ def each_bound(result):
     """The three bounds of a pure problem."""
     known, weights = result.extension.known, result.lazy_plan.weights
     sides, order = known.providers, ORDER[known.loss.name]
-    third = certificates._transport(certificates._local(sides, weights, order), weights)
+    third = bounds._transport(bounds._local(sides, weights, order), weights)
     return (
-        certificates._first(sides, weights, order),
-        certificates._second(sides, weights, order),
+        bounds._first(sides, weights, order),
+        bounds._second(sides, weights, order),
         third,
     )
 
@@ -90,23 +90,19 @@ def test_a_dual_is_close_to_the_least_cost():
     a, b = a / a.sum(), b / b.sum()
     exact = ot.emd2(a, b, cost)
     marginals = torchgw._typing.Marginals(torch.from_numpy(a), torch.from_numpy(b))
-    found = certificates._transport(torch.from_numpy(cost), marginals)
+    found = bounds._transport(torch.from_numpy(cost), marginals)
     assert exact * 0.95 < found <= exact * (1 + 1e-9)
-    least = certificates._least(
-        torchgw._sinkhorn.problem.DenseCost(torch.from_numpy(cost)), marginals
-    )
+    least = bounds._least(torchgw._sinkhorn.problem.DenseCost(torch.from_numpy(cost)), marginals)
     assert 0 < least <= exact
 
 
 def test_quantile_means():
     values = torch.tensor([[3.0, 1.0, 2.0]], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    assert certificates.quantile_means(values, weights, 4).tolist() == [[1, 2, 3, 3]]
-    assert certificates.quantile_means(values, weights, 2).tolist() == [[1.5, 3]]
+    assert bounds.quantile_means(values, weights, 4).tolist() == [[1, 2, 3, 3]]
+    assert bounds.quantile_means(values, weights, 2).tolist() == [[1.5, 3]]
     # 1 up to a quarter, 2 up to a half
-    assert certificates.quantile_means(values, weights, 3)[0].tolist() == pytest.approx(
-        [1.25, 2.5, 3]
-    )
+    assert bounds.quantile_means(values, weights, 3)[0].tolist() == pytest.approx([1.25, 2.5, 3])
 
 
 @pytest.mark.parametrize("distances", ["euclidean", "sqeuclidean", "landmark"])
@@ -194,7 +190,7 @@ def test_correlation_from_factors(distances):
         torchgw.distances.PrecomputedDistance(side.columns(torch.arange(side.n)))
         for side in result.extension.known.providers
     ]
-    stored = certificates._correlation([certificates._exactly(plan, *providers)])
+    stored = bounds._correlation([bounds._exactly(plan, *providers)])
     # factors of landmarks are float32 or float64
     assert result.distance_correlation == pytest.approx(stored, rel=1e-5)
 
@@ -207,8 +203,8 @@ def test_correlation_from_drawn_pairs(limited):
     result = torchgw.solve(x, y, distances="euclidean", random_state=0)
     exact = result.distance_correlation
     limited(read=0)
-    drawn = certificates.distance_correlation(result.lazy_plan, result.extension)
-    assert drawn == certificates.distance_correlation(result.lazy_plan, result.extension)
+    drawn = bounds.distance_correlation(result.lazy_plan, result.extension)
+    assert drawn == bounds.distance_correlation(result.lazy_plan, result.extension)
     assert 0 < abs(drawn - exact) < 4 * 0.03 * (1 - exact**2)
     assert 0.5 < exact < 0.99
 

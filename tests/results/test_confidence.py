@@ -96,6 +96,16 @@ def test_other_problems_are_refused():
             result.confidence(2)
 
 
+def test_groups_of_points_too_many_for_a_table_are_refused(limited):
+    limited(kept_tables=100)
+    groups, factored = [np.arange(12) % 2] * 2, torchgw.Options(gradient="factored")
+    options = {"distances": "sqeuclidean", "groups": groups, "options": factored}
+    result = torchgw.solve(CLOUD[:12], CLOUD[:12], n_init=1, random_state=0, **options)
+    assert not result.extension.restricted
+    with pytest.raises(torchgw.UnsupportedError, match="known or allowed"):
+        result.confidence(2)
+
+
 def test_it_is_drawn_as_a_colour(clear):
     plotting = pytest.importorskip("torchgw.plotting")
     first, _ = plotting.plot_match(clear, CLOUD[:, :2], CLOUD[ORDER][:, :2], colour="confidence")

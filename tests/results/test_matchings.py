@@ -426,3 +426,15 @@ def test_a_limit_of_time_ends_the_search_for_better_pairs(networks, monkeypatch)
     assert np.isclose(result.matching(time_limit=600).value, whole.value, rtol=1e-12)
     with pytest.raises(torchgw.InvalidInputError, match="time_limit"):
         result.matching(time_limit=-1)
+
+
+def test_a_matching_is_a_start():
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    options = {"distances": "euclidean", "random_state": 0}
+    result = torchgw.solve(X, X[::-1] + 0.01, **options)
+    matching = result.matching()
+    again = torchgw.solve(X, X[::-1] + 0.01, init=matching, **options)
+    same = torchgw.solve(X, X[::-1] + 0.01, init=matching.pairs, **options)
+    assert again.value == same.value
+    with pytest.raises(torchgw.InvalidInputError, match=r"Pass one, as result.alternatives\[1\]"):
+        torchgw.solve(X, X[::-1] + 0.01, init=result.alternatives, **options)

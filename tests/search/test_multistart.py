@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -279,6 +280,24 @@ def test_what_one_graph_returns_may_be_overwritten_by_the_next(monkeypatch):
     monkeypatch.setattr(optima, "_way_to_call", lambda *_: call)
     same_search(find_optima(problem, 0.01, 16), expected)
     assert returned
+
+
+class Lent:
+    """Calls functions as graphs do: others may write over their results once this is gone."""
+
+    def __call__(self, name, function, *arguments, in_place=0):
+        found = cuda_graphs.clone(function(*arguments))
+        parts = [part for part in cuda_graphs.tensors_of(found) if part.is_floating_point()]
+        weakref.finalize(self, lambda: [part.fill_(torch.nan) for part in parts])
+        return found
+
+
+def test_what_a_graph_returns_is_read_while_its_memory_is_lent(monkeypatch):
+    """Two threads with problems of one size would read each other's plans."""
+    expected = searched_before(40, 0)[2]
+    monkeypatch.setattr(optima, "way_to_call", lambda *_: Lent())
+    found = searched_before(40, 0)[2]
+    assert torch.equal(found[0].batch.plans, expected[0].batch.plans)
 
 
 def searched_before(n, seed, where="cpu"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import warnings
@@ -14,7 +15,7 @@ from scipy.sparse import diags_array, random_array
 
 import torchgw
 from torchgw._sinkhorn import loop as sinkhorn_loop
-from torchgw._solve import pipeline
+from torchgw._solve import loop, pipeline, step
 from torchgw._tensors import deadline
 from torchgw.distances import connect
 
@@ -83,6 +84,52 @@ def test_each_phase_ends_once_the_time_is_up(name, looks, monkeypatch):
     assert result.lazy_plan.shape == np.asarray(result.plan).shape
     if result.status is torchgw.Status.STOPPED and name not in RELAXED:
         assert result.marginal_error < MET
+
+
+@pytest.mark.parametrize("name", ["few points", "graphs", "tabu"])
+@pytest.mark.parametrize("looks", [20, 50, 100])
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_what_is_cut_is_no_higher_than_where_it_began(name, looks, monkeypatch):
+    """A search had found .006, and the plan that came back, of a larger epsilon, cost .028."""
+    passed = itertools.count(1.0)
+    monkeypatch.setattr(deadline, "monotonic", lambda: next(passed))
+    result = solve_by_name(**CASES[name], time_limit=looks, random_state=0)
+    assert result.status is torchgw.Status.STOPPED
+    best = result.alternatives[0]
+    assert tuple(best.plan.shape) == best.shape
+    assert result.value <= best.value * (1 + 1e-5)
+    # new points are mapped as the plan that comes back maps the old ones
+    if name == "tabu":
+        X, Y = CASES[name]["X"], CASES[name]["Y"]
+        np.testing.assert_allclose(result.transform(X), result.lazy_plan.barycentric(Y), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_what_is_cut_is_no_higher_than_few_points_say(monkeypatch):
+    """The others go with the nearest; the plan of a larger epsilon was like a x b (.036)."""
+    passed = itertools.count(1.0)
+    monkeypatch.setattr(deadline, "monotonic", lambda: next(passed))
+    result = solve_by_name(**CASES["chains"], time_limit=100, random_state=0)
+    few = result.alternatives[0]
+    assert max(few.plan.shape) < 100
+    assert result.value < 1.5 * few.value
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_products_are_not_taken_for_sinkhorn_iterations(monkeypatch):
+    """Forty of both were kept for what follows: with 9 s 3,000 points ended after 4."""
+    seconds, linearise = [0.0], step.Step.linearise
+
+    def slow(self, point):
+        seconds[0] += 1
+        return linearise(self, point)
+
+    monkeypatch.setattr(deadline, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(loop, "perf_counter", lambda: seconds[0])
+    monkeypatch.setattr(step.Step, "linearise", slow)
+    result = solve_by_name(**clouds(60, 70), n_init=1, time_limit=5, random_state=0)
+    # two of the five seconds are left to the numbers of the plan; four were, and one iteration
+    assert result.n_iters >= 3
 
 
 LARGE = {

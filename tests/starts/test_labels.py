@@ -44,6 +44,35 @@ def test_costs_masses_and_plans_are_those_of_the_labels(share):
     assert bool((plans.argmax(2) == found.partners)[found.masses > 0].all())
 
 
+def test_a_linear_cost_decides_between_mirror_images():
+    """A line of points fits in the plane both ways; what a point costs alone tells which."""
+    places = torch.arange(12, dtype=torch.float64)[:, None]
+    x = torch.cdist(places, places)
+    for target in (torch.arange(12), torch.arange(12).flip(0)):
+        linear = torch.ones(12, 12, dtype=torch.float64)
+        linear[torch.arange(12), target] = 0
+        weights = (torch.full((12,), 1 / 12, dtype=torch.float64),) * 2
+        generator = torch.Generator("cpu").manual_seed(0)
+        found = label_points(x, x, weights, 0.5, generator, linear=linear)
+        inside = found.masses[0] > 0
+        assert torch.equal(found.partners[0][inside], target[inside])
+        apart = (x - x[found.partners[:, :, None], found.partners[:, None]]).square()
+        masses = found.masses.double()
+        costs = torch.einsum("ki,kij,kj->k", masses, apart, masses)
+        costs += (linear.gather(1, found.partners.T).T * masses).sum(1)
+        torch.testing.assert_close(found.costs.double(), costs, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_of_one_match_are_one():
+    """Which points of an overlap are left out is no other match."""
+    x, y, chosen = part_of_cloud(5, 30, 50)
+    found = label(x, y, 0.4)
+    inside = found.masses[0] > 0
+    assert torch.equal(found.partners[0][inside], chosen[inside])
+    right = (found.partners == chosen).double() * (found.masses > 0)
+    assert int((right.sum(1) > 10).sum()) == 1
+
+
 def test_no_label_of_one_point_could_be_better():
     x, y, _ = part_of_cloud(3, 20, 40)
     found = label(1.3 * x, y)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -75,3 +78,33 @@ def test_a_capture_that_fails_leaves_no_memory_that_cannot_be_used():
     adding = Captured(lambda given: given + 1, again)
     for _ in range(3):
         assert torch.equal(adding(numbers), numbers + 1)
+
+
+@pytest.mark.gpu
+def test_where_another_thread_ends_a_capture_the_function_is_called():
+    """As where a user's thread waits for the device, which no capture allows."""
+    device, waited = torch.device("cuda"), []
+    numbers = torch.ones(8, device=device)
+
+    def wait():
+        with suppress(RuntimeError):
+            torch.cuda.synchronize()
+
+    def adding(given):
+        if torch.cuda.is_current_stream_capturing() and not waited:
+            waited.append(threading.Thread(target=wait))
+            waited[0].start()
+            waited[0].join()
+        return given + 1
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    captured = Captured(adding, borrow_memory(owner, device))
+    for number in range(3):
+        assert torch.equal(captured(numbers + number), numbers + number + 1)
+    assert waited
+    # neither the user's random numbers nor their memory are left behind in a capture
+    assert bool(torch.rand(3, device=device).isfinite().all())
+    torch.cuda.empty_cache()

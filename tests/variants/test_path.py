@@ -67,10 +67,35 @@ def test_masses_end_where_costs_rise():
     assert np.isnan(found.stability).all()
 
 
+def test_all_of_the_mass_of_what_matches_throughout_is_taken():
+    """Where costs are compared, plans of less mass are not sharper."""
+    masses = [0.4, 0.6, 0.8, 1.0]
+    found = torchgw.path(CLOUD, CLOUD[::-1], mass=masses, distances="euclidean", random_state=0)
+    assert found.points[found.recommended] == "1"
+    level = [one.epsilon / mass for one, mass in zip(found.results, masses[::-1], strict=True)]
+    assert level == pytest.approx([level[0]] * 4)
+
+
+def test_without_confidence_agreement_alone_counts():
+    """Of problems that confidence is not of, however they are asked for; but a part of them."""
+    few = {**OPTIONS, "epsilon": [0.3, 0.03], "n_init": 1}
+    for options in ({"options": torchgw.Options(unbalanced=10.0)}, {"loss": "kl"}):
+        found = torchgw.path(CLOUD, NOISY, **few, **options)
+        assert np.isnan(found.stability).all()
+        assert found.recommended == found.agreement.argmax()
+        assert "no confidence" in found.why
+    M = cdist(CLOUD, NOISY)
+    found = torchgw.path(CLOUD, NOISY, alpha=[0.0, 0.5, 1.0], M=M, **OPTIONS)
+    assert np.isnan(found.stability).tolist() == [True, False, False]
+    assert found.recommended == np.nan_to_num(found.agreement * found.stability).argmax()
+
+
 def test_one_list_is_needed():
     for given in ({}, {"epsilon": [0.1]}, {"epsilon": [0.1, 1.0], "alpha": [0.5, 1.0]}):
         with pytest.raises(torchgw.InvalidInputError, match="one option"):
             torchgw.path(CLOUD, NOISY, **given)
+    with pytest.raises(torchgw.InvalidInputError, match="goes along numbers"):
+        torchgw.path(CLOUD, NOISY, epsilon=["auto", 0.1])
 
 
 def test_a_limit_of_time_is_of_the_whole_path(monkeypatch):
@@ -92,7 +117,9 @@ def test_a_limit_of_time_is_of_the_whole_path(monkeypatch):
 
     monkeypatch.setattr(path, "solve", solve)
     monkeypatch.setattr(torchgw.GWResult, "confidence", confidence)
-    torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], time_limit=12.0, **OPTIONS)
-    assert limits == pytest.approx([3.0, 3.0, 4.5, 4.5])
+    for limit in ({"time_limit": 12.0}, {"options": torchgw.Options(time_limit=12.0)}):
+        limits.clear()
+        torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], **limit, **OPTIONS)
+        assert limits == pytest.approx([3.0, 3.0, 4.5, 4.5])
     with pytest.raises(torchgw.TorchGWError, match="time_limit"):
         torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], time_limit=-1)

@@ -78,19 +78,24 @@ def alike(problem: Problem) -> float:
 def solve_balanced(asked: Asked, recorder: Recorder, way: Way) -> Outcome:
     """Solve at the weight at which both costs count alike at the match."""
     problem, options = asked.problem, asked.options
-    rule, once = options.rule, asked
-    if rule is not None and rule.chosen:
-        # the weight is found at the mass that is tried first
-        once = asked._replace(options=replace(options, rule=replace(rule, chosen=False)))
-    best = _descended(once)
+    rule = options.rule
+    # where the mass is chosen too the weight is found at the one that is tried first
+    best = _descended(asked)
     if asked.init is None and options.n_init is None and not is_over():
-        apart = once._replace(problem=replace(problem, alpha=1.0, linear=None))
+        apart = asked._replace(problem=replace(problem, alpha=1.0, linear=None))
         alone = solve_problem(apart.again(), Recorder())
-        other = _descended(_at_match(once, alone))
+        other = _descended(_at_match(asked, alone))
         best = min(best, other, key=lambda end: end.product)
     outcome = best.outcome
-    if once is not asked:
-        outcome = way(asked._replace(problem=best.asked.problem).again(outcome.plan), Recorder())
+    if rule is not None and rule.chosen:
+        weighed = asked._replace(problem=best.asked.problem)
+        outcome = way(weighed.again(outcome.plan), Recorder())
+        overlap, search = outcome.overlap, outcome.search
+        if overlap is not None and overlap.chosen < 1 and not is_over():
+            # of another mass both costs are others
+            there = replace(options, rule=replace(rule, mass=overlap.chosen))
+            outcome = _descended(_at_match(weighed._replace(options=there), outcome)).outcome
+            outcome = outcome._replace(overlap=overlap, search=search)
     recorder.history, recorder.timings = outcome.recorder.history, outcome.recorder.timings
     return outcome._replace(recorder=recorder)
 

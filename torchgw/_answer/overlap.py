@@ -53,7 +53,9 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
             break
         if first < begun and _elbow(ends, asked.problem.alpha).contrast >= clear:
             break
-        _take(ends, first, solve_problem(_moving(asked, first, level), Recorder()))
+        # a plan to begin with is one of the mass that is tried first
+        question = asked if first == begun else asked._replace(init=None)
+        _take(ends, first, solve_problem(_moving(question, first, level), Recorder()))
         if level is None and asked.options.epsilon == "auto":
             level = ends[first].strategy.epsilon
         below = [share for share in reversed(shares) if share < first]
@@ -62,9 +64,10 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
             for share in path:
                 if is_over():
                     break
-                near = _from_neighbour(_moving(asked, share, level), near)
-                if _take(ends, share, near):
-                    # from here on both paths are one
+                near, known = _from_neighbour(_moving(asked, share, level), near), ends.get(share)
+                same = _take(ends, share, near)
+                # from here on both paths are one, or one adds more and more that does not match
+                if same or (share > first and ends[share] is known):
                     break
     found = _elbow(ends, asked.problem.alpha)
     best = ends[found.chosen]
@@ -84,7 +87,7 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
 
 def _moving(asked: Asked, share: float, level: float | None = None) -> Asked:
     """Ask for a plan that moves a share of the mass, at an epsilon over the share if one is set."""
-    rule, problem = MarginalRule(mass=share) if share < 1 else None, asked.problem
+    rule, problem = MarginalRule(mass=share, chosen=True) if share < 1 else None, asked.problem
     if rule is None and problem.support is not None:
         problem = replace(problem, support=usable(problem.support, problem.marginals, None))
     epsilon = asked.options.epsilon if level is None else level * share

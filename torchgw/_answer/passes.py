@@ -355,7 +355,8 @@ class _Led(NamedTuple):
         """Whether few points need not be searched: seeds have met in the first that was found."""
         # where some points of both sides are left out, others may be, and end lower [L1860]
         first = next(iter(self.found), None)
-        told = first is not None and (self.pairs.rule.mass is None or _stand_out(self.costs))
+        rule = self.pairs.rule
+        told = first is not None and (rule.mass is None or rule.chosen or _stand_out(self.costs))
         enough = limits_of(self.pairs.rows.device).relaxed_met
         return told and self.agreeing(self.ends.plans[first]) >= enough
 
@@ -468,10 +469,8 @@ class _Pairs(NamedTuple):
 
     def seeds(self, count: int) -> Tensor:
         """Find plans (k, s, t) between few pairs of points whose distances agree."""
-        device = self.stack.problems.device
-        (x, a), (y, b) = (
-            (side.table.double().to(device), side.weights.to(device)) for side in self.coarse.sides
-        )
+        # a GPU looks at many in no time, of few points too
+        (x, a), (y, b) = ((side.table.double(), side.weights) for side in self.coarse.sides)
         generator = torch.Generator("cpu").manual_seed(0)
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
         return found.plans(len(a), len(b))
@@ -492,8 +491,15 @@ class _Pairs(NamedTuple):
         near = [part[side.indices] for part, side in zip(nearest(*tables), few, strict=True)]
         (x, around), (y, there) = list(zip(few, near, strict=True))[:: -1 if turned else 1]
         generator = torch.Generator("cpu").manual_seed(0)
-        weights = x.weights, y.weights
-        labels = label_points(x.table, y.table, weights, rule.share, generator, (around, there))
+        weights, linear = (x.weights, y.weights), self.coarse.linear
+        if linear is not None:
+            rows, columns = (side.indices for side in few)
+            alpha = float(self.coarse.alpha)
+            linear = linear.to(x.table)[rows[:, None], columns] * (1 - alpha) / alpha
+            linear = linear.mT if turned else linear
+        labels = label_points(
+            x.table, y.table, weights, rule.share, generator, (around, there), linear
+        )
         found = labels.plans(len(y.weights))
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)
@@ -822,7 +828,9 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         if again.way == "optimum":
             aside.callback = _NoLower(searched, alike=False)
         if again.way == "search":
-            other = _solve_searched(asked, aside)
+            default = Incumbent(asked, _solve_searched(asked, aside))
+            _from_starts(default)
+            other = default.lowest
         else:
             followed = follow(asked, aside)
             if followed.state.status is Status.STOPPED:
@@ -851,7 +859,9 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     if again.way == "search" and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
-    return other._replace(search=search._replace(doubt=doubt), recorder=aside)
+    # another solve of that search may have ended lower than its first
+    own = replace(other.recorder, timings=aside.timings)
+    return other._replace(search=search._replace(doubt=doubt), recorder=own)
 
 
 def _costs_nothing(outcome: Outcome) -> bool:

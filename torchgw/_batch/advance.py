@@ -4,49 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._batch.packing import (
-    AUTO_EPSILON,
-    Packed,
-    cross_product,
-    first_rows,
-    gradient,
-    natural_scale,
-    start_noise,
-    units,
-    whole,
-)
+from torchgw._batch import packing, worth
 from torchgw._batch.sweep import BUDGET, DECAY, FAR, Relaxed, Settled, exact_rows
-from torchgw._batch.worth import (
-    CONVERGED,
-    FLAT,
-    INNER,
-    OUTER,
-    Descent,
-    Ended,
-    Finish,
-    Found,
-    Rules,
-    Terms,
-    found_numbers,
-    mean_of,
-    of_mass,
-)
-from torchgw._sinkhorn.annealing import (
-    ANNEALING_TOLERANCE,
-    INNER_SHARE,
-    LENGTHENING,
-    MET,
-    SHORT_STEP,
-    STUCK,
-    STUCK_SHARE,
-)
+from torchgw._sinkhorn import annealing
 from torchgw._sinkhorn.loop import MOST_RESTARTS
-from torchgw._tensors.operations import sums_along, sums_of
+from torchgw._tensors.operations import few_on, sums_along, sums_of
 
 # Column error and iterations of the first linear problem of a plan that begins at its target: it
 # may be next to where it ends, and a plan that misses its marginals leads away. [L1313]
@@ -61,8 +30,8 @@ class Pool:
     cost: Tensor  # (A, n, m) where it was linearised
     point: Tensor  # (A, n, m) the plan that it was linearised at
     plan: Tensor  # (A, n, m) the present plan
-    x: Tensor  # (A, n, n)
-    y: Tensor  # (A, m, m)
+    i: Tensor  # int64, which table of x
+    j: Tensor  # int64, which table of y
     a: Tensor
     b: Tensor
     f: Tensor  # of the plan
@@ -85,7 +54,9 @@ class Pool:
     inner: Tensor  # Sinkhorn iterations in all
     settling: Tensor  # -1 in the loop, then how it has ended
     linear: Tensor | None
-    descent: Descent
+    descent: worth.Descent
+    # of all problems, not a row for each: x (S, n, n) and y (S, m, m)
+    tables: tuple[Tensor, Tensor]
     # for relaxed marginals: `rho` and `mass` as in ``Relaxed``, the last step, and how much of a
     # step is taken
     rho: Tensor | None = None
@@ -101,6 +72,17 @@ class Pool:
         """Tell which marginals the plans must have, if not all."""
         return None if self.share is None else Relaxed(self.rho, self.mass)
 
+    def spaces(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the distances of some problems, (k, n, n) and (k, m, m)."""
+        x, y = self.tables
+        return packing.taken(x, self.i[places]), packing.taken(y, self.j[places])
+
+    def numbers(self) -> Any:
+        """Take what is one number of each problem, of the kind that few are computed by."""
+        array, parts = few_on(self.cost.device).array, vars(self).items()
+        tensors = {name: part for name, part in parts if isinstance(part, Tensor)}
+        return SimpleNamespace(**{k: array(part) for k, part in tensors.items() if part.ndim == 1})
+
     def names(self) -> list[str]:
         """List the tensors that belong to problems."""
         names = [name for name, part in vars(self).items() if isinstance(part, Tensor)]
@@ -115,9 +97,11 @@ class Pool:
 
     def done_with(self) -> Tensor:
         """Tell which linear problems are solved, or given up, (A,) bool."""
-        solved = (self.error <= self.tol) | (self.restarts >= MOST_RESTARTS)
-        over = solved | (self.spent >= self.budget) | ~self.error.isfinite()
-        return (self.number >= 0) & over
+        library, array, tensor = few_on(self.cost.device)
+        parts = self.error, self.tol, self.restarts, self.spent, self.budget, self.number
+        error, tol, restarts, spent, budget, number = map(array, parts)
+        solved = (error <= tol) | (restarts >= MOST_RESTARTS)
+        return tensor((number >= 0) & (solved | (spent >= budget) | ~library.isfinite(error)))
 
     def cut(self, places: Tensor) -> None:
         """Keep some problems only."""
@@ -128,13 +112,13 @@ class Pool:
         self.plan = torch.empty_like(self.cost)
 
 
-def enter(problems: Packed, numbers: Tensor) -> Pool:
+def enter(problems: packing.Packed, numbers: Tensor) -> Pool:
     """Begin some problems: linearise at a x b, or take the cost that a start gives."""
     i, j = problems.i[numbers], problems.j[numbers]
-    x, y = problems.x.tables[i], problems.y.tables[j]
+    x, y = packing.taken(problems.x.tables, i), packing.taken(problems.y.tables, j)
     a, b = problems.x.weights[i], problems.y.weights[j]
     alpha = problems.alpha[numbers]
-    linear, target, epsilon, relaxed = units(problems, numbers)
+    linear, target, epsilon, relaxed = packing.units(problems, numbers)
     zero, count = torch.zeros_like(alpha), torch.zeros_like(i)
     point = a[:, :, None] * b[:, None, :]
     g = torch.zeros_like(b)
@@ -143,13 +127,13 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         given, chosen = problems.begin(numbers)
         cost = given * alpha[:, None, None]
     if chosen is None or not bool(chosen.all()):
-        noise = start_noise(problems.shape, problems.device)
-        product = gradient(cross_product(x, y, point * noise), alpha, None)
+        noise = packing.start_noise(problems.shape, problems.device)
+        product = packing.gradient(packing.cross_product(x, y, point * noise), alpha, None)
         cost = product if chosen is None else torch.where(chosen[:, None, None], cost, product)
     if linear is not None:
         cost += linear
     f_next = exact_rows(cost, b, g, epsilon)
-    tol, budget = torch.full_like(alpha, ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
+    tol, budget = torch.full_like(alpha, annealing.ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
     if chosen is not None:
         begun = chosen & (epsilon <= target)
         tol[begun], budget[begun] = _BEGUN_TOLERANCE, _BEGUN_BUDGET
@@ -158,20 +142,21 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         f_next = exact_rows(cost, b, g, epsilon)
     free: dict[str, Any] = {}
     if problems.proximal:
-        free["sharp"] = AUTO_EPSILON * natural_scale(problems, numbers, linear)
+        free["sharp"] = packing.AUTO_EPSILON * packing.natural_scale(problems, numbers, linear)
     if relaxed is not None:
-        cost = whole(cost, alpha, (x, y), (a, b))
-        f_next = first_rows(relaxed, cost, (a, b), g, epsilon)
+        cost = packing.whole(cost, alpha, (x, y), (a, b))
+        f_next = packing.first_rows(relaxed, cost, (a, b), g, epsilon)
         free = {**relaxed._asdict(), "step": torch.zeros_like(cost), "share": zero + 1}
     return Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
-        x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=f_next, g=g,
+        i=i, j=j, a=a, b=b, f=torch.zeros_like(a), f_next=f_next, g=g,
         alpha=alpha, target=target, epsilon=epsilon, tol=tol,
         budget=budget, spent=count.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=count.clone(), last_error=zero + math.inf, stuck=count.clone(),
         change=zero.clone(), rate=zero.clone(),
         done=count.clone(), inner=count.clone(), settling=count - 1, linear=linear,
-        descent=Descent(len(numbers), alpha), **free,
+        tables=(problems.x.tables, problems.y.tables),
+        descent=worth.Descent(len(numbers), alpha), **free,
     )  # fmt: skip
 
 
@@ -194,11 +179,13 @@ class _Reached(NamedTuple):
     target: Tensor  # (k,) epsilon to reach
     f: Tensor  # (k, n) potentials of the plan
     g: Tensor  # (k, m)
+    cost: Tensor  # (k, n, m) where it was linearised
     plan: Tensor  # (k, n, m)
+    step: Tensor  # (k, n, m) from where the cost was linearised
     masses: tuple[Tensor, Tensor]  # row and column sums
     cross: Tensor  # (k, n, m) X P Y
     linear: Tensor | None  # (k, n, m)
-    terms: Terms
+    terms: worth.Terms
     change: Tensor  # (k,) L1 change from where the cost was linearised
     objective: Tensor  # (k,)
     relaxed: Relaxed | None
@@ -207,34 +194,47 @@ class _Reached(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """How outer loops go on, (k,) each."""
+    """How outer loops go on, (k,) each, of the kind that few numbers are computed by."""
 
-    error: Tensor  # of the linear problem
-    solved: Tensor  # whether it is
-    done: Tensor  # outer iterations
-    stuck: Tensor  # linear problems in a row that did not get nearer
-    at_target: Tensor
-    settled: Tensor  # whether the plan has
-    ending: Tensor  # place in ENDINGS, -1 where the loop goes on
-    finished: Tensor  # whether the last linear problem is over, too
-    settle: Tensor  # whether it is next
+    error: Any  # of the linear problem
+    solved: Any  # whether it is
+    done: Any  # outer iterations
+    stuck: Any  # linear problems in a row that did not get nearer
+    at_target: Any
+    settled: Any  # whether the plan has
+    ending: Any  # place in ENDINGS, -1 where the loop goes on
+    finished: Any  # whether the last linear problem is over, too
+    settle: Any  # whether it is next
 
 
-def advance(pool: Pool, places: Tensor, rules: Rules) -> tuple[Found, Ended] | None:
+def advance(
+    pool: Pool, places: Tensor, rules: worth.Rules
+) -> tuple[worth.Found, worth.Ended] | None:
     """Linearise some problems again; return those that have ended, with their plans."""
     # tables of the whole pool are not copied
     at: Tensor | slice = slice(None) if len(places) == len(pool.number) else places
     reached = _reached(pool, at, places)
-    course = _course(pool, places, reached, rules)
-    _plan_ahead(pool, places, reached, course, rules)
-    _linearise(pool, at, places, reached, course)
-    over = course.finished.nonzero()[:, 0] if bool(course.finished.any()) else None
-    return None if over is None else _leave(pool, places, over, reached, course, rules)
+    few = few_on(places.device)
+    now, numbers = pool.numbers(), few.array(places)
+    with np.errstate(all="ignore"):
+        course = _course(pool, now, numbers, reached, rules)
+        _plan_ahead(pool, now, numbers, reached, course, rules)
+        ahead = None
+        if pool.sharp is None:
+            change = few.array(reached.change)
+            exact = course.at_target & (course.error <= _EXACT * change)
+            ahead = few.tensor(
+                _ahead(pool, now, numbers, change, reached.step, exact=exact, stay=course.settled)
+            )
+    _linearise(pool, at, places, reached, few.tensor(course.settle), ahead)
+    if not course.finished.any():
+        return None
+    return _leave(pool, places, few.tensor(course.finished).nonzero()[:, 0], reached, course, rules)
 
 
 def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     """Evaluate the plans of some problems."""
-    x, y, plan = pool.x[at], pool.y[at], pool.plan[at]
+    (x, y), plan, before = pool.spaces(places), pool.plan[at], pool.cost[at]
     alpha, epsilon, target = pool.alpha[places], pool.epsilon[places], pool.target[places]
     linear = None if pool.linear is None else pool.linear[at]
     a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
@@ -242,14 +242,14 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     if relaxed is not None:
         relaxed, total = relaxed.of(places), sums_of(plan)
         plan = plan / total[:, None, None]
-    cross = cross_product(x, y, plan)
+    cross = packing.cross_product(x, y, plan)
     p, q = plan.sum(2), plan.sum(1)
-    terms = Terms.of(x, y, (p, q), sums_of(cross * plan), alpha)
+    terms = worth.Terms.of(x, y, (p, q), sums_of(cross * plan), alpha)
     if linear is not None:
         terms = terms._replace(linear=sums_of(linear * plan))
+    step = plan - pool.point[at]
     if pool.told is None:
-        change = sums_of((plan - pool.point[at]).abs_())
-        spending = sums_of(plan * pool.cost[at])
+        change, spending = sums_of(step.abs()), sums_of(plan * before)
     else:
         change, spending = (part[at] for part in pool.told)
     # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
@@ -266,96 +266,101 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
             # what grows with the mass alone, beside its square
             linear = linear / best.mass[:, None, None]
     return _Reached(
-        (x, y), (a, b), alpha, epsilon, target, f, g, plan, (p, q), cross, linear, terms, change,
-        objective, relaxed, total, best,
+        (x, y), (a, b), alpha, epsilon, target, f, g, before, plan, step, (p, q), cross, linear,
+        terms, change, objective, relaxed, total, best,
     )  # fmt: skip
 
 
-def _course(pool: Pool, places: Tensor, reached: _Reached, rules: Rules) -> _Course:
+def _course(pool: Pool, now: Any, at: Any, reached: _Reached, rules: worth.Rules) -> _Course:
     """Decide how the loops of some problems go on, or end."""
-    error, settling, change = pool.error[places], pool.settling[places], reached.change
-    at_target = reached.epsilon <= reached.target
-    met = ~at_target | (error <= MET)
-    done = pool.done[places] + (settling < 0)
-    solved = error <= pool.tol[places]
+    library, as_array, _ = few_on(reached.epsilon.device)
+    parts = reached.epsilon, reached.target, reached.change, reached.objective
+    epsilon, target, change, objective = map(as_array, parts)
+    error, settling = now.error[at], now.settling[at]
+    at_target = epsilon <= target
+    met = ~at_target | (error <= annealing.MET)
+    done = now.done[at] + (settling < 0)
+    solved = error <= now.tol[at]
     settled = at_target & (change <= rules.tol)
-    flat = torch.zeros_like(at_target)
+    flat = library.zeros_like(at_target)
     if pool.sharp is not None:
-        settled &= reached.epsilon <= pool.sharp[places]
-    falling = (at_target & (settling < 0)).nonzero()[:, 0]
+        settled &= epsilon <= now.sharp[at]
+    falling = at_target & (settling < 0)
     # relaxed plans pass saddle points, where their objective hardly falls, and that of proximal
     # steps falls for long
     lasting = reached.relaxed is not None or pool.sharp is not None
-    if not lasting and len(falling) and rules.objective_tol > 0:
+    if not lasting and rules.objective_tol > 0 and bool(falling.any()):
         flat[falling] = pool.descent.update(
-            places[falling], reached.objective[falling], change[falling], met[falling],
-            rules.objective_tol,
-        )  # fmt: skip
-    last = pool.last_error[places]
-    spent = settled & (pool.budget[places] == rules.inner_max_iter) & ~solved
-    stuck = torch.where(spent & (error > STUCK_SHARE * last), pool.stuck[places] + 1, 0)
-    ending = torch.full_like(settling, -1)
-    ending[done >= rules.max_iter] = OUTER
-    ending[stuck >= STUCK] = INNER
-    ending[flat] = FLAT
-    ending[settled & (error <= rules.tol)] = CONVERGED
-    ending[~error.isfinite()] = INNER
+            at[falling], objective[falling], change[falling], met[falling], rules.objective_tol
+        )
+    spent = settled & (now.budget[at] == rules.inner_max_iter) & ~solved
+    spent &= error > annealing.STUCK_SHARE * now.last_error[at]
+    stuck = library.where(spent, now.stuck[at] + 1, 0)
+    ending = library.full_like(settling, -1)
+    ending[done >= rules.max_iter] = worth.OUTER
+    ending[stuck >= annealing.STUCK] = worth.INNER
+    ending[flat] = worth.FLAT
+    ending[settled & (error <= rules.tol)] = worth.CONVERGED
+    ending[~library.isfinite(error)] = worth.INNER
     finished = settling >= 0
     settle = ~finished & (ending >= 0)
     return _Course(error, solved, done, stuck, at_target, settled, ending, finished, settle)
 
 
 def _plan_ahead(
-    pool: Pool, places: Tensor, reached: _Reached, course: _Course, rules: Rules
+    pool: Pool, now: Any, at: Any, reached: _Reached, course: _Course, rules: worth.Rules
 ) -> None:
     """Set what the next linear problems are to reach, and with how many iterations."""
-    epsilon, target = reached.epsilon, reached.target
+    library, as_array, _ = few_on(pool.cost.device)
+    where = library.where
+    epsilon, target, change = map(as_array, (reached.epsilon, reached.target, reached.change))
     error, settle = course.error, course.settle
-    following = (epsilon * DECAY).maximum(target)
+    following = library.maximum(epsilon * DECAY, target)
     if pool.sharp is not None:
         # the k-th proximal step: epsilon / k, at the mean of the costs so far
-        following = torch.where(course.at_target, target / (target / epsilon + 1), following)
-    pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
+        following = where(course.at_target, target / (target / epsilon + 1), following)
+    now.epsilon[at] = where(settle, library.minimum(epsilon, target), following)
     near = following <= target
-    tol = torch.full_like(epsilon, ANNEALING_TOLERANCE)
-    tol[near] = INNER_SHARE * rules.tol
-    tol[settle] = rules.inner_tol
-    pool.tol[places] = tol
-    budget = pool.budget[places]
-    behind = (error > ANNEALING_TOLERANCE) | (course.at_target & (error > reached.change))
+    tol = library.full_like(epsilon, annealing.ANNEALING_TOLERANCE)
+    tol = where(near, annealing.INNER_SHARE * rules.tol, tol)
+    now.tol[at] = where(settle, rules.inner_tol, tol)
+    budget = now.budget[at]
+    behind = (error > annealing.ANNEALING_TOLERANCE) | (course.at_target & (error > change))
     if pool.share is not None:
         # plans that go to and fro in short steps miss their marginals by as much
-        behind |= course.at_target & ~course.solved & (pool.share[places] <= SHORT_STEP)
-    budget = torch.where(behind, 2 * budget, budget)
-    budget = torch.where(course.settled | settle, rules.inner_max_iter, budget)
-    pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
-    kept = 1 + _KEPT_EXCESS * (pool.relaxation[places] - 1)
-    pool.relaxation[places] = torch.where(near, kept, 1.0)
-    pool.settling[places] = torch.where(settle, course.ending, pool.settling[places])
-    pool.last_error[places], pool.stuck[places] = error, course.stuck
-    pool.done[places] = course.done
-    pool.spent[places], pool.restarts[places], pool.error[places] = 0, 0, math.inf
+        behind |= course.at_target & ~course.solved & (now.share[at] <= annealing.SHORT_STEP)
+    budget = where(behind, 2 * budget, budget)
+    budget = where(course.settled | settle, rules.inner_max_iter, budget)
+    now.budget[at] = library.clip(budget, None, rules.inner_max_iter)
+    kept = 1 + _KEPT_EXCESS * (now.relaxation[at] - 1)
+    now.relaxation[at] = where(near, kept, 1.0)
+    now.settling[at] = where(settle, course.ending, now.settling[at])
+    now.last_error[at], now.stuck[at], now.done[at] = error, course.stuck, course.done
+    now.spent[at], now.restarts[at], now.error[at] = 0, 0, math.inf
 
 
 def _linearise(
-    pool: Pool, at: Tensor | slice, places: Tensor, reached: _Reached, course: _Course
+    pool: Pool,
+    at: Tensor | slice,
+    places: Tensor,
+    reached: _Reached,
+    settle: Tensor,
+    ahead: Tensor | None,
 ) -> None:
     """Linearise at plans, or ahead of those that are known to go on."""
     plan, alpha, relaxed = reached.plan, reached.alpha, reached.relaxed
-    cost = gradient(reached.cross, alpha, reached.linear)
+    cost = packing.gradient(reached.cross, alpha, reached.linear)
     if relaxed is not None:
-        cost = whole(cost, alpha, reached.spaces, reached.masses)
+        cost = packing.whole(cost, alpha, reached.spaces, reached.masses)
     unit = pool.epsilon[places]
-    if pool.sharp is None:
-        step = plan - pool.point[at]
-        exact = course.at_target & (course.error <= _EXACT * reached.change)
-        ahead = _ahead(pool, places, reached.change, step, exact=exact, stay=course.settled)
-        plan = torch.add(plan, step.mul_(ahead[:, None, None]))
-    else:
+    if ahead is None:
         # proximal steps go back to the mean of costs, of which this is one, unless they are over
-        ahead = torch.where(course.settle, 0.0, (unit / reached.target).clamp(max=1)) - 1
-    cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
-    pool.f_next[places] = first_rows(relaxed, cost, reached.weights, reached.g, unit)
+        ahead = torch.where(settle, 0.0, (unit / reached.target).clamp(max=1)) - 1
+    if bool(ahead.any()):
+        by = ahead[:, None, None]
+        cost = torch.add(cost, (cost - reached.cost).mul_(by))
+        plan = plan if pool.sharp is not None else torch.add(plan, reached.step.mul_(by))
+    pool.f_next[places] = packing.first_rows(relaxed, cost, reached.weights, reached.g, unit)
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan
     else:
@@ -363,43 +368,44 @@ def _linearise(
 
 
 def _ahead(
-    pool: Pool, places: Tensor, change: Tensor, step: Tensor, *, exact: Tensor, stay: Tensor
-) -> Tensor:
+    pool: Pool, now: Any, at: Any, change: Any, step: Tensor, *, exact: Any, stay: Any
+) -> Any:
     """Choose how far to lead plans on whose changes shrink by the same share each time, (k,)."""
     # The answer is in units of the last `step`. It is zero where plans `stay`, or where the change
     # is not `exact`: the marginals of a plan then say more of it. It is negative where relaxed
     # plans turn back: steps are halved until they do not, however short. Between two vertices that
     # is when they are about epsilon over the range of the cost, and longer ones go to and fro.
-    share = torch.ones_like(change)
+    library, as_array, as_tensor = few_on(step.device)
+    where, share = library.where, 1.0
     if pool.share is not None:
         assert pool.step is not None
-        back = sums_of(step * pool.step[places]) < 0
-        share = pool.share[places]
-        share = torch.where(back, share / 2, LENGTHENING * share).clamp_max(1.0)
-        pool.step[places], pool.share[places] = step, share
-    exact = exact & (share == 1)
-    before, rate_before = pool.change[places], pool.rate[places]
-    rate = torch.where(exact & (before > 0), change / before, 0.0)
-    steady = (rate - rate_before).abs() <= _STEADY * rate_before
+        places = as_tensor(at)
+        back = as_array(sums_of(step * pool.step[places])) < 0
+        share = now.share[at]
+        share = library.clip(where(back, share / 2, annealing.LENGTHENING * share), None, 1.0)
+        pool.step[places], now.share[at] = step, share
+        exact = exact & (share == 1)
+    before, rate_before = now.change[at], now.rate[at]
+    rate = where(exact & (before > 0), change / before, 0.0)
+    steady = abs(rate - rate_before) <= _STEADY * rate_before
     steady &= (rate > _FASTEST) & (rate < _SLOWEST) & (change <= FAR) & ~stay
-    pool.change[places] = torch.where(steady, 0.0, change)
-    pool.rate[places] = torch.where(steady, 0.0, rate)
-    return torch.where(stay, 0.0, torch.where(steady, rate / (1 - rate), share - 1))
+    now.change[at], now.rate[at] = where(steady, 0.0, change), where(steady, 0.0, rate)
+    return where(stay, 0.0, where(steady, rate / (1 - rate), share - 1))
 
 
 def _leave(
-    pool: Pool, places: Tensor, over: Tensor, reached: _Reached, course: _Course, rules: Rules
-) -> tuple[Found, Ended]:
+    pool: Pool, places: Tensor, over: Tensor, reached: _Reached, course: _Course, rules: worth.Rules
+) -> tuple[worth.Found, worth.Ended]:
     """Hand over the plans of problems that have ended, and make room."""
-    x, y, a, b = (part[over] for part in (*reached.spaces, *reached.weights))
-    means = mean_of(x, a) * mean_of(y, b)
-    product = Terms.of(x, y, (a, b), means, reached.alpha[over])
+    (x, y), (a, b) = pool.spaces(places[over]), (part[over] for part in reached.weights)
+    means = worth.mean_of(x, a) * worth.mean_of(y, b)
+    product = worth.Terms.of(x, y, (a, b), means, reached.alpha[over])
     if reached.linear is not None:
         costs = sums_of(reached.linear[over] * a[:, :, None] * b[:, None, :])
         product = product._replace(linear=costs)
     p, q = reached.masses
     missing = sums_along((p[over] - a).abs()).maximum(sums_along((q[over] - b).abs()))
-    terms = Terms(*(part[over] for part in reached.terms))
+    terms = worth.Terms(*(part[over] for part in reached.terms))
     both, f, unit = (terms, product), reached.f[over], reached.epsilon[over]
     plan, relaxed = reached.plan[over], reached.relaxed
     if relaxed is not None:
@@ -407,13 +413,15 @@ def _leave(
         assert reached.total is not None
         best = Settled(*(part[over] for part in reached.best))
         f, missing = f - (unit * reached.total[over].log())[:, None], best.violation
-        both, plan, f, unit = of_mass(relaxed, best, both, plan, f, unit)
+        both, plan, f, unit = worth.of_mass(relaxed, best, both, plan, f, unit)
     where, objective = places[over], reached.objective[over]
-    finish = Finish(
-        course.error[over], pool.settling[where], course.solved[over], course.done[over],
-        pool.inner[where],
-    )  # fmt: skip
-    found = found_numbers(both, missing, objective, unit, finish, rules)
+    error, solved, done = map(
+        few_on(over.device).tensor, (course.error, course.solved, course.done)
+    )
+    finish = worth.Finish(
+        error[over], pool.settling[where], solved[over], done[over], pool.inner[where]
+    )
+    found = worth.found_numbers(both, missing, objective, unit, finish, rules)
     out = pool.number[where]
     pool.number[where] = -1
-    return found, Ended(out, plan, f, reached.g[over], objective)
+    return found, worth.Ended(out, plan, f, reached.g[over], objective)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._batch.engine import FEWEST, POOL_ENTRIES
 from torchgw._batch.follow import Nearby, linearised, objective
 from torchgw._batch.newton import newton_step
-from torchgw._batch.packing import Packed, start_noise, units
+from torchgw._batch.packing import Packed, start_noise, taken, units
 from torchgw._batch.sweep import DECAY, exact_rows, sweep
 
 # Exponents of a plan, less the largest of its row, that float32 holds in sums and ratios of two
@@ -36,7 +36,7 @@ def objectives(problems: Packed, steps: int) -> Tensor:
 def _objectives(problems: Packed, numbers: Tensor, steps: int) -> Tensor:
     """Compute those of some problems."""
     i, j = problems.i[numbers], problems.j[numbers]
-    x, y = problems.x.tables[i], problems.y.tables[j]
+    x, y = taken(problems.x.tables, i), taken(problems.y.tables, j)
     a, b = problems.x.weights[i], problems.y.weights[j]
     _, target, first, _ = units(problems, numbers)
     near = Nearby(x, y, None, a, b, problems.alpha[numbers], target)

@@ -21,6 +21,7 @@ from torchgw._batch.worth import Ended, Found, Rules
 from torchgw._sinkhorn.loop import MOST_RESTARTS, MOST_ROUNDING, NEWTON_BELOW
 from torchgw._sinkhorn.partial import newton_on_bounds
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import few_on
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
@@ -36,6 +37,8 @@ _IDLE = 1 / 16
 _FEW, _SLOW = 64, 200
 # Sinkhorn iterations on chip before the plan is made anew from its potentials. [L402]
 _ON_CHIP = 256
+# The same where Newton's method goes on from there. [L1883]
+_BETWEEN = 32
 
 
 class Solved(NamedTuple):
@@ -91,8 +94,7 @@ def _run_queue(
     n, m = problems.shape
     width = max(FEWEST, min(len(queue), POOL_ENTRIES[problems.device.type] // (n * m)))
 
-    chip = problems.relaxed is None and on_chip(problems.shape, problems.device)
-    solve = _solve_on_chip if chip else _tick
+    solve = _solve_on_chip if _is_on_chip(problems) else _tick
     pool, waiting = enter(problems, queue[:width]), queue[width:]
     if len(pool.number) < FEWEST:
         # the first problem a second time, to fill the pool; its numbers are not read
@@ -120,6 +122,11 @@ def _run_queue(
                 pool.number[len(busy) :] = -1
 
 
+def _is_on_chip(problems: Packed) -> bool:
+    """Whether linear problems are iterated by one program each."""
+    return problems.relaxed is None and on_chip(problems.shape, problems.device)
+
+
 class Scaled(NamedTuple):
     """Solutions of k linear problems."""
 
@@ -136,8 +143,13 @@ def solve_linear(problems: Packed, tol: float, most: int) -> Scaled:
     found = Scaled(*map(torch.empty_like, (pool.cost, pool.a, pool.b)))
     pool.number = torch.arange(len(pool.number), device=device)
     pool.tol.fill_(tol), pool.budget.fill_(most)
+    chip = _is_on_chip(problems)
     while len(pool.number):
-        done = _tick(pool)
+        if chip:
+            done = _solve_on_chip(pool, _BETWEEN)
+            _step(pool, _near(pool, done))
+        else:
+            done = _tick(pool)
         for mine, its in zip(found, (pool.plan, pool.f, pool.g), strict=True):
             mine[pool.number[done]] = its[done]
         left = (~done).nonzero()[:, 0]
@@ -153,23 +165,32 @@ def _tick(pool: Pool) -> Tensor:
         pool.plan, pool.relaxed(),
     )  # fmt: skip
     pool.f, pool.f_next, pool.g = made.f, made.f_next, made.g
-    previous, pool.error = pool.error, made.error
-    pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
-    if pool.share is None:
-        pool.restarts = pool.restarts + (
-            (previous <= made.error) & (made.error < MOST_ROUNDING[torch.float64])
-        )
-    pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
+    library, as_array, as_tensor = few_on(pool.cost.device)
+    previous, error = as_array(pool.error), as_array(made.error)
+    pool.error = made.error
+    pool.spent += TICK
+    pool.inner += TICK
+    with np.errstate(all="ignore"):
+        if pool.share is None:
+            restarts = as_array(pool.restarts)
+            restarts += (previous <= error) & (error < MOST_ROUNDING[torch.float64])
+        fitted = next_relaxation(as_array(pool.relaxation), error / previous, library)
+    pool.relaxation = as_tensor(fitted)
     done = pool.done_with()
-    near = ~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)
     if pool.share is None:
-        _step(pool, near.nonzero()[:, 0])
-    elif pool.mass is not None and near.device.type == "cpu" and max(pool.cost.shape[1:]) <= _FEW:
+        _step(pool, _near(pool, done))
+    elif pool.mass is not None and done.device.type == "cpu" and max(pool.cost.shape[1:]) <= _FEW:
         # after so many iterations, twice as many, four times as many
         tries = pool.spent // _SLOW
         due = (pool.spent % _SLOW == 0) & (tries > 0) & (tries & (tries - 1) == 0)
-        _step_on_bounds(pool, (near & due).nonzero()[:, 0])
+        _step_on_bounds(pool, _near(pool, done, due))
     return done
+
+
+def _near(pool: Pool, done: Tensor, due: Tensor | bool = True) -> Tensor:
+    """List the problems near the solution of their linear one, which is not reached yet."""
+    near = ~done & due & (pool.number >= 0) & (pool.error <= NEWTON_BELOW)
+    return near.nonzero()[:, 0]
 
 
 def _step(pool: Pool, places: Tensor) -> None:
@@ -201,8 +222,8 @@ def _step_on_bounds(pool: Pool, places: Tensor) -> None:
         pool.relaxation[place] = 1.0
 
 
-def _solve_on_chip(pool: Pool) -> Tensor:
-    """Iterate all problems until their linear problems are done; tell which are, (A,) bool."""
+def _solve_on_chip(pool: Pool, most: int = _ON_CHIP) -> Tensor:
+    """Iterate all problems until their linear ones are done, or ``most`` times; tell which are."""
     from torchgw._batch.sweep_triton import Scaling, scale
 
     busy, unit = pool.number >= 0, pool.epsilon[:, None]
@@ -214,7 +235,7 @@ def _solve_on_chip(pool: Pool) -> Tensor:
         s, t, exact, pool.relaxation, pool.error, pool.restarts, pool.spent, pool.budget, pool.tol,
         *pool.told,
     )  # fmt: skip
-    scale(busy.nonzero()[:, 0], given, _ON_CHIP, MOST_RESTARTS, MOST_ROUNDING[torch.float64])
+    scale(busy.nonzero()[:, 0], given, most, MOST_RESTARTS, MOST_ROUNDING[torch.float64])
     pool.inner += pool.spent - before
     pool.f = pool.f_next + unit * exact.log()
     pool.f_next = pool.f_next + unit * s.log()

@@ -20,7 +20,7 @@ from torchgw._batch.sweep import Relaxed, exact_rows
 from torchgw._problem.problem import STRICT
 from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._sinkhorn.choose import why_not
-from torchgw._tensors.operations import sums_along, sums_of
+from torchgw._tensors.operations import sums_along, sums_of, weighted
 
 # Points of a side up to which a problem is begun in float32, and iterated in float64, by a Triton
 # program of its own. [L397] [L402]
@@ -251,6 +251,19 @@ def start_noise(shape: tuple[int, int], device: torch.device) -> Tensor:
     return (1 + START_NOISE * noise).to(device)
 
 
+def taken(tables: Tensor, which: Tensor) -> Tensor:
+    """Take some tables (k, n, n); on a CPU not a copy for each where there is one alone."""
+    shared = len(tables) == 1 and not tables.is_cuda
+    return tables.expand(len(which), -1, -1) if shared else tables[which]
+
+
+def squares_at(table: Tensor, mass: Tensor) -> Tensor:
+    """Compute sum_j D_ij^2 p_j of tables (k, n, n) and masses (k, n)."""
+    # those of one table are computed once
+    square = table[: 1 if table.stride(0) == 0 else None].square().expand_as(table)
+    return weighted(mass, square.mT)
+
+
 def cross_product(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
     """Compute X P Y of some problems."""
     return products(products(x, plan), y)
@@ -266,10 +279,8 @@ def whole(
     cost: Tensor, alpha: Tensor, tables: tuple[Tensor, Tensor], masses: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Add the terms of rows and of columns to costs, and subtract the mean of the whole."""
-    rows, columns = (
-        2 * alpha[:, None] * (table.square() * mass[:, None, :]).sum(2)
-        for table, mass in zip(tables, masses, strict=True)
-    )
+    sides = zip(tables, masses, strict=True)
+    rows, columns = (2 * alpha[:, None] * squares_at(*side) for side in sides)
     cost = cost + rows[:, :, None] + columns[:, None, :]
     p, q = masses
     return cost - sums_along((cost * q[:, None, :]).sum(2) * p)[:, None, None]
@@ -289,7 +300,11 @@ def first_rows(
 def products(left: Tensor, right: Tensor) -> Tensor:
     """Compute left (k, n, l) times right (k, l, m), float64; one pair alone is taken twice."""
     # a library chooses its way on a GPU by the number of products
-    if has_triton(left.device) and max(*left.shape[1:], right.shape[2]) <= LARGEST_ROUGH:
+    if (
+        left.is_cuda
+        and has_triton(left.device)
+        and max(*left.shape[1:], right.shape[2]) <= LARGEST_ROUGH
+    ):
         from torchgw._batch.product_triton import batch_product
 
         return batch_product(left, right)

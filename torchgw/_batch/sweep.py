@@ -4,8 +4,9 @@ Marginals are held by a penalty or bounds, as in ``_gradients/relaxed.py``: plan
 and the objective gives them their mass.
 """
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torchgw._plans.transport import round_to_marginals
 from torchgw._sinkhorn.eager import RELAXED_FACTOR
 from torchgw._sinkhorn.loop import BACK_OFF, SMALLEST_GAP
-from torchgw._tensors.operations import NEWTON_STEPS, sums_along, sums_of
+from torchgw._tensors.operations import NEWTON_STEPS, few_on, sums_along, sums_of
 
 # Exponents are kept within plus and minus this number, so that no row or column of a kernel is
 # empty, and exponents of points without weight are finite. [L391, L690]
@@ -234,11 +235,12 @@ class Sweep(NamedTuple):
 
 def exact_rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: Tensor) -> Tensor:
     """Compute potentials (A, n) by which rows have their mass at g (A, m); sweeps go on there."""
-    unit = epsilon[:, None, None]
-    exponent = torch.sub(torch.where(b > 0, g, -torch.inf)[:, None, :], cost).div_(unit)
+    # in powers of two, which PyTorch computes in half of the time of others on some CPUs
+    unit = epsilon[:, None, None] * math.log(2)
+    exponent = torch.sub(g.masked_fill(b <= 0, -torch.inf)[:, None, :], cost).mul_(1 / unit)
     largest = exponent.amax(2, keepdim=True)
-    sums = exponent.sub_(largest).exp_().mul_(b[:, None, :]).sum(2)
-    return -epsilon[:, None] * (largest[:, :, 0] + sums.log())
+    sums = exponent.sub_(largest).exp2_().mul_(b[:, None, :]).sum(2)
+    return -unit[:, :, 0] * (largest[:, :, 0] + sums.log2())
 
 
 def sweep(
@@ -254,71 +256,90 @@ def sweep(
     # The bits of a problem are those of any batch if there are two at least: on a CPU a product
     # with a single one takes another way through the library. `out` (A, n, m) becomes the plan.
     # Points of zero weight keep their potentials. Without a `relaxation` iterations are plain.
-    (a, b), (f, g), unit = weights, potentials, epsilon[:, None]
-    plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
-    plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
-    plan.mul_(a[:, :, None]).mul_(b[:, None, :])
-    turned = plan.mT
-    excess = None if relaxation is None else (relaxation - 1)[:, None, None]
+    # NumPy multiplies vectors by tables in half of PyTorch's time
+    library, as_array, as_tensor = few_on(out.device)
+    a, b, f, g, units = map(as_array, (*weights, *potentials, epsilon))
+    unit = units[:, None]
+    # by powers of two, as above
+    digits = 1 / (unit * math.log(2))
+    rates = as_tensor(digits[:, :, None])
+    plan = torch.sub(as_tensor((f * digits)[:, :, None]), torch.mul(cost, rates, out=out), out=out)
+    most = LARGEST_EXPONENT * math.log2(math.e)
+    plan.add_(as_tensor((g * digits)[:, None, :])).clamp_(-most, most).exp2_()
+    plan.mul_(weights[0][:, :, None]).mul_(weights[1][:, None, :])
     # points without weight get 1 / 1, so that their scaling stays one
-    rows, columns = (part[:, None, :] for part in (a, b))
-    no_rows, no_columns = ((part == 0).to(part.dtype) for part in (rows, columns))
-    rows, columns = rows + no_rows, columns + no_columns
-    sides = ((no_rows, rows, turned), (no_columns, columns, plan))
+    rows, columns = ((part + (part == 0))[:, None, :] for part in (a, b))
+    table, turned = as_array(plan), as_array(plan.mT)
+    sides = ((rows - a[:, None, :], rows, turned), (columns - b[:, None, :], columns, table))
     steps = (
         None
         if relaxed is None
         else [
-            relaxed.half_step(side, weight[:, None, :], (potential / unit)[:, None, :], epsilon)
-            for side, (weight, potential) in enumerate(((a, f), (b, g)))
+            relaxed.half_step(side, weight[:, None, :], as_tensor(part / unit)[:, None, :], epsilon)
+            for side, (weight, part) in enumerate(zip(weights, (f, g), strict=True))
         ]
     )
 
-    def scaling(side: int, other: Tensor) -> Tensor:
-        none, weight, table = sides[side]
-        sums = _sums(none, other, table)
-        return weight / sums if steps is None else steps[side](sums)
-
-    one = torch.ones_like(unit)[:, :, None]
-
-    def led_on(new: Tensor, last: Tensor) -> Tensor:
-        if excess is None:
-            return new
-        # the power is taken to first order
-        bounded = (new / last).clamp_(1 / RELAXED_FACTOR, RELAXED_FACTOR)
-        return torch.lerp(one, bounded, excess).mul_(new)
-
-    s, t = torch.ones_like(rows), torch.ones_like(columns)
-    for _ in range(TICK):
-        t = led_on(scaling(1, s), t)
-        s = led_on(scaling(0, t), s)
-    # iterations go on from the relaxed scalings; plain ones give rows their masses
-    plain = scaling(0, t)
-    found = _sums(no_columns, plain, plan).mul_(t)
-    if relaxed is None:
-        error = sums_of((found - columns).abs_())
-    else:
-        error = relaxed.error(b[:, None, :], found, scaling(1, plain) / t)
-    plan.mul_(plain.mT).mul_(t)
-    after, exact = (f + unit * part[:, 0].log() for part in (s, plain))
-    return Sweep(plan, exact, after, g + unit * t[:, 0].log(), error)
-
-
-def _sums(none: Tensor, factors: Tensor, table: Tensor) -> Tensor:
-    """Add the rows of tables (A, n, m) times factors (A, 1, n), and what stands for no sum."""
-    if table.is_cuda:
+    def sums_at(side: int, other: Any) -> Any:
+        none, _, table = sides[side]
         # where a library chooses its way by the number of products
-        return (factors.mT * table).sum(1, keepdim=True).add_(none)
-    return torch.baddbmm(none, factors, table)
+        sums = (other.mT * table).sum(1, keepdim=True) if out.is_cuda else other @ table
+        sums += none
+        return sums
+
+    def scaling(side: int, other: Any) -> Any:
+        sums = sums_at(side, other)
+        return sides[side][1] / sums if steps is None else as_array(steps[side](as_tensor(sums)))
+
+    excess = None if relaxation is None else as_array(relaxation)[:, None, None] - 1
+
+    def bounds(part: Any) -> Any:
+        # as many numbers as there are points: to repeat one takes NumPy longer
+        full = excess + 0 * part
+        return full, 1 - full, 1 - full * (1 - 1 / RELAXED_FACTOR), 1 + full * (RELAXED_FACTOR - 1)
+
+    led = [] if excess is None else [bounds(part) for part in (rows, columns)]
+
+    def led_on(side: int, new: Any, last: Any) -> Any:
+        if led:
+            # the power is taken to first order
+            part, rest, least, most = led[side]
+            factor = new / last
+            factor *= part
+            factor += rest
+            library.maximum(factor, least, out=factor)
+            library.minimum(factor, most, out=factor)
+            new *= factor
+        return new
+
+    with np.errstate(all="ignore"):
+        s, t = library.ones_like(rows), library.ones_like(columns)
+        for _ in range(TICK):
+            t = led_on(1, scaling(1, s), t)
+            s = led_on(0, scaling(0, t), s)
+        # iterations go on from the relaxed scalings; plain ones give rows their masses
+        plain = scaling(0, t)
+        found = sums_at(1, plain)
+        found *= t
+        if relaxed is None:
+            error = sums_of(as_tensor(abs(found - columns)))
+        else:
+            change = as_tensor(scaling(1, plain) / t)
+            error = relaxed.error(weights[1][:, None, :], as_tensor(found), change)
+        moved = [unit * library.log(part[:, 0]) for part in (plain, s, t)]
+    plan.mul_(as_tensor(plain).mT).mul_(as_tensor(t))
+    exact, f_next, g_next = map(as_tensor, (f + moved[0], f + moved[1], g + moved[2]))
+    return Sweep(plan, exact, f_next, g_next, error)
 
 
-def next_relaxation(factor: Tensor, reduction: Tensor) -> Tensor:
+def next_relaxation(factor: Any, reduction: Any, library: Any = torch) -> Any:
     """Fit factors (A,) to errors that fell to a share ``reduction`` in ``TICK`` iterations."""
     # By Young's relation, as in `_sinkhorn/loop.py`; a share of zero leaves a factor as it is.
     # Roots are rounded alike wherever a number stands in a vector, and other powers are not.
-    rate = reduction.clamp(max=1).sqrt().sqrt().sqrt()
-    plain = (rate + factor - 1).square() / (rate * factor.square())
-    fitted = 2 / (1 + (1 - plain).clamp_min(SMALLEST_GAP).sqrt())
-    fitted = torch.where(rate <= factor - 1, 1 + BACK_OFF * (factor - 1), fitted)
-    fitted = torch.where(reduction >= 1, 1.0, fitted)
-    return torch.where(reduction == 0, factor, fitted)
+    root, where, clip = library.sqrt, library.where, library.clip
+    rate = root(root(root(clip(reduction, None, 1.0))))
+    plain = library.square(rate + factor - 1) / (rate * library.square(factor))
+    fitted = 2 / (1 + root(clip(1 - plain, SMALLEST_GAP, None)))
+    fitted = where(rate <= factor - 1, 1 + BACK_OFF * (factor - 1), fitted)
+    fitted = where(reduction >= 1, 1.0, fitted)
+    return where(reduction == 0, factor, fitted)

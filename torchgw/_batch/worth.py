@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._batch.packing import squares_at
 from torchgw._batch.sweep import Relaxed, Settled
-from torchgw._sinkhorn.annealing import (
-    CONTRADICTION,
-    SETTLING,
-    SETTLING_WINDOW,
-    VALUE_PER_MARGINAL,
-    VALUE_ROUNDING,
-    WINDOW,
-)
-from torchgw._tensors.operations import sums_along
+from torchgw._sinkhorn import annealing
+from torchgw._tensors.operations import few_on, sums_along, weighted
 
 # How a problem ends: names of the status, as codes.
 ENDINGS = (
@@ -47,29 +41,28 @@ class Descent:
     # Every tensor has a row for each problem.
 
     def __init__(self, count: int, like: Tensor) -> None:
-        self.values = like.new_full((count, WINDOW + 1), torch.inf)  # the newest last
-        self.changes = like.new_full((count, SETTLING_WINDOW), torch.inf)
+        self.values = like.new_full((count, annealing.WINDOW + 1), torch.inf)  # the newest last
+        self.changes = like.new_full((count, annealing.SETTLING_WINDOW), torch.inf)
         self.earlier = like.new_full((count,), torch.inf)  # least change of all iterations before
 
     def parts(self) -> tuple[Tensor, ...]:
         """List the tensors, which move when their problems do."""
         return self.values, self.changes, self.earlier
 
-    def update(
-        self, rows: Tensor, value: Tensor, change: Tensor, met: Tensor, tol: float
-    ) -> Tensor:
+    def update(self, rows: Any, value: Any, change: Any, met: Any, tol: float) -> Any:
         """Take an iteration of some problems; say which of them no longer fall, (k,) bool."""
         # Plans whose marginals are not `met` are not compared: their objective may be anything.
-        dropped = self.changes[rows, 0]
-        earlier = self.earlier[rows].minimum(dropped)
-        changes = torch.cat([self.changes[rows, 1:], change[:, None]], 1)
-        values = torch.cat([self.values[rows, 1:], value[:, None]], 1)
-        values = torch.where(met[:, None], values, torch.inf)
-        self.earlier[rows], self.changes[rows], self.values[rows] = earlier, changes, values
-        fall = (values[:, 0] - value) / WINDOW
-        settling = changes.amin(1) <= SETTLING * earlier
+        library, as_array, _ = few_on(self.earlier.device)
+        known, moved, least = map(as_array, self.parts())
+        earlier = library.minimum(least[rows], moved[rows, 0])
+        changes = library.concatenate([moved[rows, 1:], change[:, None]], 1)
+        values = library.concatenate([known[rows, 1:], value[:, None]], 1)
+        values = library.where(met[:, None], values, math.inf)
+        least[rows], moved[rows], known[rows] = earlier, changes, values
+        fall = (values[:, 0] - value) / annealing.WINDOW
+        settling = library.amin(changes, 1) <= annealing.SETTLING * earlier
         # from a value that is not known yet the fall is infinite
-        return (fall <= tol * value.abs()) & ~settling
+        return (fall <= tol * abs(value)) & ~settling
 
 
 class Terms(NamedTuple):
@@ -102,12 +95,12 @@ class Terms(NamedTuple):
 
 def own_squares(table: Tensor, mass: Tensor) -> Tensor:
     """Compute sum_ij D_ij^2 p_i p_j."""
-    return mean_of(table.square(), mass)
+    return sums_along(squares_at(table, mass) * mass)
 
 
 def mean_of(table: Tensor, mass: Tensor) -> Tensor:
     """Compute sum_ij D_ij p_i p_j."""
-    return sums_along((table * mass[:, None, :]).sum(2) * mass)
+    return sums_along(weighted(mass, table.mT) * mass)
 
 
 def of_mass(
@@ -173,7 +166,7 @@ def found_numbers(
 
 def meets(missing: Tensor, rules: Rules) -> Tensor:
     """Tell which plans lack no more of their marginals than plans that have converged may."""
-    return missing <= CONTRADICTION * rules.inner_tol
+    return missing <= annealing.CONTRADICTION * rules.inner_tol
 
 
 def _judge(
@@ -184,9 +177,9 @@ def _judge(
     ending = torch.where(solved, ending, failed)
     converged = ending <= FLAT
     ending = torch.where(converged & ~meets(missing, rules), INNER, ending)
-    slack = (VALUE_ROUNDING + VALUE_PER_MARGINAL * missing) * product.squares
+    slack = (annealing.VALUE_ROUNDING + annealing.VALUE_PER_MARGINAL * missing) * product.squares
     value = found.quadratic + found.linear
     most = product.quadratic + product.linear
-    most = most + slack + VALUE_ROUNDING * product.linear.abs()
+    most = most + slack + annealing.VALUE_ROUNDING * product.linear.abs()
     bad = (found.quadratic < -slack) | (value > most)
     return torch.where((ending <= FLAT) & bad, IMPLAUSIBLE, ending)

@@ -1,6 +1,8 @@
 """Arrays of users become tensors here, checked; graphs do in ``graphs``."""
 
+import contextlib
 import math
+import os
 import sys
 import warnings
 from numbers import Integral
@@ -149,10 +151,10 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` is an AnnData. Use torchgw.anndata.align, or pass its points, such as "
             "adata.obsm['X_pca']."
         )
-    if isinstance(value, str):
+    if isinstance(value, (str, os.PathLike)):
         raise InvalidTypeError(
-            f"`{name}` must be an array of real numbers; got the text {value!r}. If it names a "
-            "file, read that first, for example by numpy.load."
+            f"`{name}` must be an array of real numbers; got the text {str(value)!r}. If it names "
+            "a file, read that first, for example by numpy.load."
         )
     try:
         array = np.asarray(value)
@@ -167,8 +169,12 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
         if words:
             raise InvalidTypeError(
                 f"`{name}` must be an array of real numbers; got a {type(value).__name__} "
-                f"in which these columns are not numbers: {words}. Drop them."
+                f"in which these columns are not numbers: {words}. Drop them: "
+                f"{name}.select_dtypes(['number', 'bool']) has the others."
             )
+        # columns of several kinds, or of those that have a value for a missing number
+        with contextlib.suppress(TypeError, ValueError):
+            array = value.to_numpy(dtype=float, na_value=np.nan)
     if array.dtype.kind not in "fiub":
         raise InvalidTypeError(
             f"`{name}` must be an array of real numbers; got {type(value).__name__} of dtype "

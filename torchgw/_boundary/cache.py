@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.archive import read_archive, write_archive
-from torchgw._boundary.trees import Decoder, Encoder
+from torchgw._boundary.trees import Decoder, encode
 from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError, warn_user
 
 # Part of every key: raised when a stage changes what it computes.
@@ -71,7 +71,7 @@ class Cache:
         """Store tensors and plain values under a key."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stored: dict[str, NDArray[np.generic]] = {}
-        tree = Encoder(lambda value: None, stored).encode(parts, stage)
+        tree = encode(parts, stage, lambda value: None, stored)
         write_archive(self._path(stage, key), tree, stored)
 
     def _path(self, stage: str, key: str) -> Path:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import MASS_TOLERANCE, to_tensor
+from torchgw._boundary.arrays import MASS_TOLERANCE, make_generator, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
+from torchgw._typing import Seed
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -30,7 +31,9 @@ _ELSEWHERE = {
     "D_X": ("Ca",), "D_Y": ("Cb",), "p": ("a",), "q": ("b",),
     "reg": ("epsilon",), "epsilon": ("reg",), "G0": ("init", "plan_init"), "plan_init": ("init",),
     "init": ("plan_init",), "loss_fun": ("loss",), "metric": ("distances",),
-    "numItermax": ("max_iter",), "n_iter": ("max_iter",), "stopThr": ("tol",),
+    "numItermax": ("max_iter",), "n_iter": ("max_iter",), "n_iters": ("max_iter",),
+    "stopThr": ("tol",), "timeout": ("time_limit",), "max_seconds": ("time_limit",),
+    "max_time": ("time_limit",), "n_starts": ("n_init",), "dist": ("distances",),
     "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
     "sample_weight": ("a",),
 }  # fmt: skip
@@ -265,12 +268,14 @@ def check_threshold(threshold: Any) -> None:
         )
 
 
-def check_draw(count: object, generator: object, device: torch.device) -> None:
-    """Check the number of draws from a plan and their generator."""
+def check_draw(count: object, random_state: Seed | None, device: torch.device) -> torch.Generator:
+    """Check the number of draws from a plan, and make their generator; a given one goes on."""
     check_count("count", count)
-    if not isinstance(generator, torch.Generator) or generator.device.type != device.type:
-        where = getattr(generator, "device", type(generator).__name__)
+    if not isinstance(random_state, torch.Generator):
+        return make_generator(random_state, device)[0]
+    if random_state.device.type != device.type:
         raise InvalidInputError(
-            f"`generator` must be a torch.Generator(device='{device}'), where the plan is; got "
-            f"{where}."
+            f"`random_state` must be a torch.Generator(device='{device}'), where the plan is, or a "
+            f"seed; got a generator on {random_state.device}."
         )
+    return random_state

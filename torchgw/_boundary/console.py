@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
+import numpy as np
+
 from torchgw._errors import ConvergenceWarning
 from torchgw._typing import Iteration
 
@@ -100,9 +102,7 @@ def _iterations_left(recent: list[tuple[int, float, float]], tol: float) -> floa
     if len(known) < _WINDOW // 2:
         return None
     steps, logs = zip(*known, strict=True)
-    middle = sum(steps) / len(steps)
-    spread = sum((step - middle) ** 2 for step in steps)
-    slope = sum((step - middle) * value for step, value in known) / spread
+    slope = np.polyfit(steps, logs, 1)[0]
     return None if slope >= 0 else max(0.0, (math.log(tol) - logs[-1]) / slope)
 
 

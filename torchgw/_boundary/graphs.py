@@ -89,7 +89,7 @@ def node_attribute(name: str, value: Any, key: str) -> NDArray[Any]:
     if _is_igraph(value):
         listed = list(value.vs[key])
     elif hasattr(value, "edge_index"):
-        return np.asarray(to_tensor(f"{name}.{key}", value[key]).cpu().numpy())
+        return to_tensor(f"{name}.{key}", value[key]).cpu().numpy()
     else:
         listed = [data.get(key) for _, data in value.nodes(data=True)]
     missing = sum(item is None for item in listed)
@@ -178,7 +178,7 @@ def _edge_lengths(name: str, value: Any, count: int) -> NDArray[np.float64]:
             continue
         lengths = to_tensor(f"{name}.{field}", weight).cpu().double().numpy()
         check_shape(f"{name}.{field}", lengths, (count,), "one weight per edge")
-        return np.asarray(lengths)
+        return lengths
     features = getattr(value, "edge_attr", None)
     if count and tuple(getattr(features, "shape", ())) in ((count,), (count, 1)):
         raise InvalidInputError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.archive import ODD
+from torchgw._boundary.arrays import to_numpy
 from torchgw._errors import InvalidInputError, UnsupportedError
 
 # Levels that a tree has at most: ours have ten. [L353]
@@ -24,50 +25,37 @@ Build = Callable[[str, "dict[str, Any]"], Any]
 _NODES = {"tensor": str, "array": str, "dict": dict, "type": str, "tuple": list, "list": list}
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Turns values into JSON, and puts their arrays beside it."""
+def encode(value: Any, name: str, take_apart: TakeApart, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Turn a value into JSON, and put its arrays beside it; refuse unknown ones by name."""
 
-    take_apart: TakeApart
-    arrays: dict[str, NDArray[Any]]
+    def inner(part: Any, label: object) -> Any:
+        return encode(part, f"{name}.{label}", take_apart, arrays)
 
-    def encode(self, value: Any, name: str) -> Any:
-        """Turn a value into JSON; refuse unknown ones by name."""
-
-        def inner(part: Any, label: object) -> Any:
-            return self.encode(part, f"{name}.{label}")
-
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        if isinstance(value, np.generic):
-            return inner(value.item(), "item")
-        # an array of objects would be pickled
-        if isinstance(value, Tensor) or (
-            isinstance(value, np.ndarray) and not value.dtype.hasobject
-        ):
-            kind = "tensor" if isinstance(value, Tensor) else "array"
-            key = f"{len(self.arrays)}:{name}"
-            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-            self.arrays[key] = array
-            return {kind: key}
-        if isinstance(value, dict):
-            if not all(isinstance(key, str) for key in value):
-                raise UnsupportedError(
-                    f"`{name}` has keys that are not strings and cannot be saved."
-                )
-            return {"dict": {key: inner(part, key) for key, part in value.items()}}
-        # a NamedTuple is a tuple: those that have a name come first
-        known = self.take_apart(value)
-        if known is not None:
-            kind, parts = known
-            return {"type": kind, "parts": {key: inner(part, key) for key, part in parts.items()}}
-        if isinstance(value, (tuple, list)):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [inner(part, place) for place, part in enumerate(value)]}
-        raise UnsupportedError(
-            f"`{name}` is a {type(value).__name__}, which has no form in a file; drop it with "
-            "dataclasses.replace before saving."
-        )
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return inner(value.item(), "item")
+    # an array of objects would be pickled
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
+        key = f"{len(arrays)}:{name}"
+        arrays[key] = to_numpy(value)
+        return {"tensor" if isinstance(value, Tensor) else "array": key}
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise UnsupportedError(f"`{name}` has keys that are not strings and cannot be saved.")
+        return {"dict": {key: inner(part, key) for key, part in value.items()}}
+    # a NamedTuple is a tuple: those that have a name come first
+    known = take_apart(value)
+    if known is not None:
+        kind, parts = known
+        return {"type": kind, "parts": {key: inner(part, key) for key, part in parts.items()}}
+    if isinstance(value, (tuple, list)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [inner(part, place) for place, part in enumerate(value)]}
+    raise UnsupportedError(
+        f"`{name}` is a {type(value).__name__}, which has no form in a file; drop it with "
+        "dataclasses.replace before saving."
+    )
 
 
 @dataclass(frozen=True)

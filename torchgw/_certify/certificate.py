@@ -62,6 +62,10 @@ class Proof:
     arrays: dict[str, Any]
     digest: str = ""
 
+    def __repr__(self) -> str:
+        """Leave out the arrays."""
+        return f"Proof({self.value:.6g} by {self.method})"
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -131,6 +135,10 @@ class Certificate:
         """Keep what an earlier one of the same problem has proven, if that is more."""
         more = earlier.lower_bound > self.lower_bound
         return replace(self, proof=earlier.proof) if more else self
+
+    def __repr__(self) -> str:
+        """Leave out the arrays."""
+        return f"Certificate({self})"
 
     def __str__(self) -> str:
         """Say it in a line."""

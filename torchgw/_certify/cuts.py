@@ -71,7 +71,10 @@ class CuttingPlanes:
         (u, sigma), (v, tau) = question.factors
         self._left, self._right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
         self._c = c = 2 * question.alpha * np.outer(sigma, tau).ravel()
-        low, high = self._ranges()
+        # the least and the largest z_k of all plans
+        pairs = list(zip(self._left.T, self._right.T, strict=True))
+        high = np.array([largest_pairing(x, question.a, y, question.b) for x, y in pairs])
+        low = np.array([-largest_pairing(-x, question.a, y, question.b) for x, y in pairs])
         self.plan, self.value = plan, question.value(plan)
         # what the objective of what is followed was at least, of all plans
         self._reached = np.inf
@@ -115,13 +118,6 @@ class CuttingPlanes:
         self._cut(-self._k * (low + high)[kept])
         self._descend(z[kept])
         self.bound, self._lowest = self._least(z[kept])
-
-    def _ranges(self) -> tuple[Array, Array]:
-        """Compute the least and the largest z_k of all plans."""
-        a, b = self.question.a, self.question.b
-        pairs = list(zip(self._left.T, self._right.T, strict=True))
-        low = [-largest_pairing(-u, a, v, b) for u, v in pairs]
-        return np.array(low), np.array([largest_pairing(u, a, v, b) for u, v in pairs])
 
     def _read(self, plan: Any) -> tuple[float, Array]:
         """Compute t and z of a plan."""
@@ -223,8 +219,7 @@ class CuttingPlanes:
     def _costs(self, x: Array) -> Array:
         """Compute what points (N, D) of the polytope cost."""
         z = self._low + x[:, :-1] * self._width
-        found: Array = self._constant + self._heights[0] + self._scale * x[:, -1] - z**2 @ self._k
-        return found
+        return self._constant + self._heights[0] + self._scale * x[:, -1] - z**2 @ self._k
 
     def _least(self, before: Array) -> tuple[float, Array]:
         """Find the vertex of least cost: the bound, and its z, or what was there before."""
@@ -271,8 +266,7 @@ def spread(u: Array, weights: Array) -> Array:
     gram = (u.T * weights) @ u
     size = gram.diagonal().clip(min=_TINY)
     together = np.linalg.eigvalsh(gram / np.sqrt(np.outer(size, size)))
-    found: Array = size * together.max(initial=1.0)
-    return found
+    return size * together.max(initial=1.0)
 
 
 def _followed(m: Array, squares: Array, lost: float) -> tuple[Any, tuple[Array, Array]]:

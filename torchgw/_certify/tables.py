@@ -80,8 +80,7 @@ def in_order(question: Question, *, matchings: bool) -> Bound:
 
 def _squares(x: Array, y: Array) -> Array:
     """Compute |x_i - y_j|^2 of rows, (n, m), from differences."""
-    found: Array = torch.cdist(torch.from_numpy(x), torch.from_numpy(y)).square().numpy()
-    return found
+    return torch.cdist(torch.from_numpy(x), torch.from_numpy(y)).square().numpy()
 
 
 def quantile_means(values: Tensor, weights: Tensor, parts: int) -> Tensor:

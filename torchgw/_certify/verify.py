@@ -143,6 +143,8 @@ def verify(
     >>> float(abs(torchgw.verify(proof, X, X[::-1]).lower_bound - proof.value)) < 1e-9
     True
     """
+    kind = type(proof).__name__
+    _check(hasattr(proof, "digest"), f"is none, but a {kind}. Pass `result.certify().proof`.")
     _check(
         proof.digest == _digest(proof),
         "is not as it was made: its numbers do not have its digest. Use the original, or "
@@ -231,8 +233,7 @@ def _table(name: str, points: Any, table: Any, metric: str | None) -> Array:
 
 def _weights(given: Any, size: int) -> Array:
     weights = np.ones(size) if given is None else np.asarray(given, dtype=float)
-    found: Array = weights / weights.sum()
-    return found
+    return weights / weights.sum()
 
 
 def _proven(f: Array, low: Array, data: _Data) -> float:
@@ -280,8 +281,7 @@ def _least_near(left: Array, right: Array, f: Array, groups: Any, data: _Data) -
 
     def least_of(places: Any, columns: Any) -> Array:
         taken = [rows[starts[place] : starts[place + 1]] for place in places]
-        found: Array = (np.concatenate(taken) @ right[columns].T).min(0)
-        return found
+        return (np.concatenate(taken) @ right[columns].T).min(0)
 
     for columns in groups[1]:
         mean = right[columns].mean(0)
@@ -327,8 +327,7 @@ def _means(row: Array, weights: Array) -> Array:
     order = np.argsort(row)
     mass, sums = np.cumsum(weights[order]), np.cumsum((weights * row)[order])
     ends = np.interp(np.arange(1025) / 1024, np.append(0, mass / mass[-1]), np.append(0, sums))
-    means: Array = 1024 * np.diff(ends) / mass[-1]
-    return means
+    return 1024 * np.diff(ends) / mass[-1]
 
 
 def _is_concave(data: _Data) -> bool:
@@ -506,8 +505,7 @@ def _spread(u: Array, weights: Array) -> Array:
     """Bound |U x| of weights A by |D x|, and give the diagonal D^2."""
     gram = (u.T * weights) @ u
     size = gram.diagonal().clip(min=_TINY)
-    found: Array = size * np.linalg.eigvalsh(gram / np.sqrt(np.outer(size, size))).max(initial=1.0)
-    return found
+    return size * np.linalg.eigvalsh(gram / np.sqrt(np.outer(size, size))).max(initial=1.0)
 
 
 def _least_vertex(
@@ -534,8 +532,7 @@ def _least_vertex(
     box = np.concatenate([np.eye(dim), -np.eye(dim)]), np.repeat([0.0, -1.0], dim)
 
     def above(x: Array) -> Array:
-        found: Array = (heights[0] - claim - (low + x[:, :-1] * width) ** 2 @ c) / scale + x[:, -1]
-        return found
+        return (heights[0] - claim - (low + x[:, :-1] * width) ** 2 @ c) / scale + x[:, -1]
 
     for apart in _APART:
         kept = list[int]()

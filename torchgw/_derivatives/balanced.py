@@ -189,8 +189,7 @@ def paired(cost: Cost | None, matrix: Any) -> Tensor | float:
     one = torch.ones_like(cost.right[:, :1])
     sums = matrix @ one, matrix.T @ torch.ones_like(cost.left[:, :1])
     products = (cost.left * (matrix @ cost.right)).sum()
-    found: Tensor | float = cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
-    return found
+    return cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
 
 
 def own_terms(model: Model) -> tuple[Tensor, Tensor]:

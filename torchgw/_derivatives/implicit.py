@@ -66,16 +66,14 @@ class Density:
     def times(self, values: Tensor) -> Tensor:
         """Compute plan @ values, (n, c)."""
         if self._kept is None:
-            found: Tensor = self.plan @ values
-            return found
+            return self.plan @ values
         weighted = self.b[:, None] * values
         return torch.cat([block @ weighted for _, block in self._kept]) * self.a[:, None]
 
     def times_transposed(self, values: Tensor) -> Tensor:
         """Compute plan.T @ values, (m, c)."""
         if self._kept is None:
-            found: Tensor = self._turned @ values
-            return found
+            return self._turned @ values
         weighted, total = self.a[:, None] * values, torch.zeros_like(self.b)[:, None]
         for rows, block in self._kept:
             total = total + block.T @ weighted[rows]
@@ -101,8 +99,7 @@ class Density:
                 plan.cost, plan.potentials, Marginals(*(part.square() for part in plan.weights)),
                 plan.epsilon / 2, plan.backend,
             )  # fmt: skip
-            result: Tensor = (halved.T @ (1 / masses)[:, None])[:, 0]
-            return result
+            return (halved.T @ (1 / masses)[:, None])[:, 0]
         weights = self.a.square() / masses
         found = sum(weights[rows] @ block.square() for rows, block in self._kept)
         return self.b.square() * found

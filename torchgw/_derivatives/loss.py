@@ -62,8 +62,7 @@ class Solved(ABC):
 
 def loss_of(solved: Solved, inputs: tuple[Tensor, ...]) -> Tensor:
     """Give the objective of a finished solve its derivatives by the inputs."""
-    found: Tensor = call(_Loss, solved, *inputs)
-    return found
+    return call(_Loss, solved, *inputs)
 
 
 class Step(torch.autograd.Function):

@@ -117,8 +117,7 @@ def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiableP
     """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
-        found: Tensor = call(_Product, solved, transposed, table, *inputs)
-        return found
+        return call(_Product, solved, transposed, table, *inputs)
 
     return DifferentiablePlan(solved.plan, product)
 
@@ -128,8 +127,7 @@ class _Product(Step):
 
     @staticmethod
     def forward(solved: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
-        found: Tensor = (solved.plan.T if transposed else solved.plan) @ values
-        return found
+        return (solved.plan.T if transposed else solved.plan) @ values
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

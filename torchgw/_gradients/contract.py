@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Anchors
@@ -262,7 +262,7 @@ class Coupling(Protocol):
     def empty(self) -> bool:
         """Whether it stands for a x b without numbers, so that its cost has another shape."""
 
-    def mean(self, latest: Self, share: float, generator: torch.Generator) -> Self:
+    def mean(self, latest: Self, share: float, generator: Generator) -> Self:
         """Average: (1 - share) of this and share of the latest; of samples, a sample of it."""
 
     def change(self, previous: Self) -> Tensor:
@@ -294,7 +294,7 @@ class ExactCoupling(NamedTuple):
     def empty(self) -> bool:
         return False
 
-    def mean(self, latest: Self, share: float, generator: torch.Generator) -> Self:
+    def mean(self, latest: Self, share: float, generator: Generator) -> Self:
         mean = torch.lerp(self.values.to(latest.values.dtype), latest.values, share)
         return self._replace(values=mean)
 
@@ -435,7 +435,7 @@ class Gradient(ABC):
         return block(self.linearise(coupling).cost, rows, columns)
 
     @abstractmethod
-    def update(self, plan: Plan, previous: Own | None, generator: torch.Generator) -> Coupling:
+    def update(self, plan: Plan, previous: Own | None, generator: Generator) -> Coupling:
         """Make the coupling of a plan; a sample may keep some of the ``previous`` one."""
 
     @abstractmethod
@@ -450,11 +450,7 @@ class Gradient(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: Own | None = None,
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
     ) -> QuadraticValue:
         """Compute <L(P), P> of a plan of sums ``masses``, whose coupling may be known already."""
 

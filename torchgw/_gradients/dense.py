@@ -3,21 +3,10 @@
 from collections.abc import Hashable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from torchgw._gradients.contract import (
-    CostRows,
-    ExactCoupling,
-    LinearCost,
-    Linearised,
-    Plan,
-    QuadraticValue,
-    StrictGradient,
-    add_linear,
-    exact_own_terms,
-    own_value,
-    product_value,
-)
+from torchgw._gradients import contract
+from torchgw._gradients.contract import Own, Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import MinimumCross, transformed
 from torchgw._problem.problem import Problem, stored_matrix
@@ -36,7 +25,7 @@ def _total(matrix: Tensor) -> Tensor:
     return matrix.sum(1).sum(dtype=torch.float64)
 
 
-class PlanMatrix(ExactCoupling):
+class PlanMatrix(contract.ExactCoupling):
     """The plan itself, (n, m)."""
 
     def change(self, previous: "PlanMatrix") -> Tensor:
@@ -44,7 +33,7 @@ class PlanMatrix(ExactCoupling):
         return _total((self.values - previous.values).abs_())
 
 
-class DenseGradient(StrictGradient):
+class DenseGradient(contract.StrictGradient):
     """Exact, by matrix products of stored tables."""
 
     name = "dense"
@@ -55,9 +44,9 @@ class DenseGradient(StrictGradient):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._cross = problem.cross()
-        self.row, self.column = exact_own_terms(problem)
+        self.row, self.column = contract.exact_own_terms(problem)
         total = self._cross.total(*(weight.to(problem.dtype) for weight in problem.marginals))
-        self.product = product_value(problem, (self.row, self.column), total)
+        self.product = contract.product_value(problem, (self.row, self.column), total)
 
     def why_not_captured(self) -> str | None:
         # tables are stored, so the provider of the distances does not matter
@@ -94,9 +83,11 @@ class DenseGradient(StrictGradient):
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
         return PlanMatrix(torch.outer(a, b))
 
-    def linearise(self, coupling: PlanMatrix) -> LinearCost:
+    def linearise(self, coupling: PlanMatrix) -> contract.LinearCost:
         matrix = self._products(coupling.values.to(self.problem.dtype))
-        return LinearCost(add_linear(DenseCost(matrix), self.problem), self.row, self.column)
+        return contract.LinearCost(
+            contract.add_linear(DenseCost(matrix), self.problem), self.row, self.column
+        )
 
     def _products(self, plan: Tensor) -> Tensor:
         """Compute -4 alpha DX P DY."""
@@ -110,9 +101,7 @@ class DenseGradient(StrictGradient):
             table = table.add_(linear, alpha=1 - problem.alpha)
         return DenseCost(table)
 
-    def update(
-        self, plan: Plan, previous: PlanMatrix | None, generator: torch.Generator
-    ) -> PlanMatrix:
+    def update(self, plan: Plan, previous: PlanMatrix | None, generator: Generator) -> PlanMatrix:
         return PlanMatrix(plan.stored())
 
     def pairing(self, cost: Cost, point: PlanMatrix, coupling: PlanMatrix) -> Tensor:
@@ -125,29 +114,27 @@ class DenseGradient(StrictGradient):
         return whole - (1 - self.problem.alpha) * share
 
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: PlanMatrix | None = None,
-    ) -> QuadraticValue:
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
+    ) -> contract.QuadraticValue:
         dense = (coupling or self.update(plan, None, generator)).values.to(self.problem.dtype)
-        own = own_value(self.problem, masses)
+        own = contract.own_value(self.problem, masses)
         cross = torch.sum(self._cross(dense) * dense, dtype=torch.float64)
-        return QuadraticValue(float(own - 2 * cross), 0.0)
+        return contract.QuadraticValue(float(own - 2 * cross), 0.0)
 
-    def remember(self, coupling: PlanMatrix, masses: Marginals) -> Linearised:
+    def remember(self, coupling: PlanMatrix, masses: Marginals) -> contract.Linearised:
         return self.remembered(coupling.values)
 
     @staticmethod
-    def rows_at(known: Linearised, side: int) -> CostRows:
+    def rows_at(known: contract.Linearised, side: int) -> contract.CostRows:
         """Make -4 alpha d P DY, for distances d of new points to all known ones."""
         far, weight = known.distances(1 - side), 4 * known.alpha
         coupling = known.oriented(side)
         if known.loss.cross is None:
             table = stored_matrix(far).double()
             plan = coupling.to_dense() if coupling.is_sparse else coupling
-            return CostRows(lambda d: DenseCost(-weight * MinimumCross(d, table)(plan)), None)
+            return contract.CostRows(
+                lambda d: DenseCost(-weight * MinimumCross(d, table)(plan)), None
+            )
         near, far = known.loss.cross[side], transformed(far, known.loss.cross[1 - side])
 
         def rows(distances: Tensor) -> Cost:
@@ -155,7 +142,7 @@ class DenseGradient(StrictGradient):
             right = coupling.T @ (near(distances) * weight).T
             return DenseCost(-far.apply(right.to(far.dtype)).T.double())
 
-        return CostRows(rows, None)
+        return contract.CostRows(rows, None)
 
 
 class HalfGradient(DenseGradient):

@@ -4,13 +4,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from torchgw._gradients.contract import (
     CostRows,
     ExactCoupling,
     LinearCost,
     Linearised,
+    Own,
     Plan,
     QuadraticValue,
     Read,
@@ -162,7 +163,7 @@ class FactoredGradient(StrictGradient):
         assert isinstance(cost, FactoredCost)
         return cost
 
-    def update(self, plan: Plan, previous: Encoding | None, generator: torch.Generator) -> Encoding:
+    def update(self, plan: Plan, previous: Encoding | None, generator: Generator) -> Encoding:
         plan = plan.T if self._swapped else plan
         return Encoding(self._left.encode(plan @ self._factors.matrix))
 
@@ -180,11 +181,7 @@ class FactoredGradient(StrictGradient):
         return -4 * self.problem.alpha * cross
 
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: Encoding | None = None,
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
     ) -> QuadraticValue:
         coupling = self.update(plan, None, generator) if coupling is None else coupling
         own = float(own_value(self.problem, masses))

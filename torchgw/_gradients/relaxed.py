@@ -11,18 +11,11 @@ import math
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from torchgw._errors import NumericalError
-from torchgw._gradients.contract import (
-    CostNoise,
-    Coupling,
-    Gradient,
-    LinearCost,
-    Linearised,
-    QuadraticValue,
-    own_terms,
-)
+from torchgw._gradients import contract
+from torchgw._gradients.contract import Own
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem
@@ -35,7 +28,7 @@ Kind = TypeVar("Kind", bound=DualPlan)
 class RelaxedCoupling(NamedTuple):
     """The coupling of a normalised plan, with the marginals that its own terms need."""
 
-    base: Coupling
+    base: contract.Coupling
     masses: Marginals  # row and column sums, of sum one, float64
     log_total: Tensor  # logarithm of the mass of the plan before, ()
 
@@ -43,9 +36,7 @@ class RelaxedCoupling(NamedTuple):
     def empty(self) -> bool:
         return False
 
-    def mean(
-        self, latest: RelaxedCoupling, share: float, generator: torch.Generator
-    ) -> RelaxedCoupling:
+    def mean(self, latest: RelaxedCoupling, share: float, generator: Generator) -> RelaxedCoupling:
         masses = Marginals(
             *(torch.lerp(x, y, share) for x, y in zip(self.masses, latest.masses, strict=True))
         )
@@ -82,7 +73,7 @@ class RelaxedCoupling(NamedTuple):
         return self._replace(base=self.base.with_vector(base), masses=masses)
 
 
-class RelaxedGradient(Gradient):
+class RelaxedGradient(contract.Gradient):
     """A gradient at a normalised plan, whose row and column terms are those of the plan itself."""
 
     # Relaxed plans see these terms, so that the potentials lack none: `row` and `column` are zero
@@ -97,7 +88,7 @@ class RelaxedGradient(Gradient):
     # a relaxed plan may be worth more than a x b: its penalty is less
     product = None
 
-    def __init__(self, base: Gradient, problem: Problem) -> None:
+    def __init__(self, base: contract.Gradient, problem: Problem) -> None:
         self._base, self._problem = base, problem
         self.name, self.exact, self.n_anchors = base.name, base.exact, base.n_anchors
         self.dtype, self.marginals = base.dtype, base.marginals
@@ -107,14 +98,14 @@ class RelaxedGradient(Gradient):
         zero = torch.zeros_like(self.marginals.a[0])
         return RelaxedCoupling(self._base.start(), self.marginals, zero)
 
-    def linearise(self, coupling: RelaxedCoupling) -> LinearCost:
+    def linearise(self, coupling: RelaxedCoupling) -> contract.LinearCost:
         """Compute the cost at a normalised plan, with the terms of its rows and columns."""
-        row, column = own_terms(self._problem, coupling.masses)
+        row, column = contract.own_terms(self._problem, coupling.masses)
         base = self._base.centred_by(coupling.masses)
-        return LinearCost(base.linearise(coupling.base).cost, row, column)
+        return contract.LinearCost(base.linearise(coupling.base).cost, row, column)
 
     def update(
-        self, plan: Plan, previous: RelaxedCoupling | None, generator: torch.Generator
+        self, plan: Plan, previous: RelaxedCoupling | None, generator: Generator
     ) -> RelaxedCoupling:
         known = None if previous is None else previous.base
         if not isinstance(plan, DualPlan):
@@ -141,27 +132,23 @@ class RelaxedGradient(Gradient):
         return p @ f + q @ g - epsilon * coupling.log_total
 
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: RelaxedCoupling | None = None,
-    ) -> QuadraticValue:
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
+    ) -> contract.QuadraticValue:
         return self._base.evaluate(plan, masses, generator)
 
     def squares(self) -> float:
         return self._base.squares()
 
-    def noise(self, coupling: RelaxedCoupling) -> CostNoise | None:
+    def noise(self, coupling: RelaxedCoupling) -> contract.CostNoise | None:
         return self._base.noise(coupling.base)
 
     def why_not_captured(self) -> str:
         return "relaxed steps look at their plans."
 
-    def remember(self, coupling: RelaxedCoupling, masses: Marginals) -> Linearised:
+    def remember(self, coupling: RelaxedCoupling, masses: Marginals) -> contract.Linearised:
         """Keep what the base gradient keeps, and the own terms of the plan's marginals."""
         known = self._base.remember(coupling.base, coupling.masses)
-        return known._replace(own=Marginals(*own_terms(self._problem, coupling.masses)))
+        return known._replace(own=Marginals(*contract.own_terms(self._problem, coupling.masses)))
 
 
 def normalise(plan: Kind) -> tuple[Kind, Marginals, Tensor]:

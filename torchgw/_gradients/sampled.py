@@ -7,24 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from torchgw._gradients.contract import (
-    FEW_COLUMNS,
-    CostNoise,
-    CostRows,
-    LinearCost,
-    Linearised,
-    Plan,
-    QuadraticValue,
-    StrictGradient,
-    add_linear,
-    mean_distances,
-    own_terms,
-    part_means,
-    product_value,
-    visible,
-)
+from torchgw._gradients import contract
+from torchgw._gradients.contract import Own, Plan
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import MinimumCross, spread_parts
@@ -43,7 +29,7 @@ _NOISE_STRATA = 128
 _MOST_PAIRS = 2**13
 
 
-def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def places(slots: Tensor, count: int, generator: Generator) -> Tensor:
     """Draw a place in [0, 1) for each slot, two independent ones in each of equal strata."""
     # Stratum t is [2t, 2t + 2) / count; where `count` is odd the last one is half as wide and has
     # one place. Over all slots the places are uniform: so the mean over points at these places of
@@ -54,7 +40,7 @@ def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return (first + (count - first).clamp(max=2) * uniform) / count
 
 
-def spread_slots(count: int, total: int, generator: torch.Generator) -> Tensor:
+def spread_slots(count: int, total: int, generator: Generator) -> Tensor:
     """Draw ``count`` distinct slots of ``total``, at equal steps."""
     device = generator.device
     offset = torch.rand((), dtype=torch.float64, device=device, generator=generator)
@@ -73,9 +59,7 @@ class AnchorCoupling(Anchors):
         parts = zip(self, fresh, strict=True)
         return AnchorCoupling(*(old.index_copy(0, slots, new) for old, new in parts))
 
-    def mean(
-        self, latest: AnchorCoupling, share: float, generator: torch.Generator
-    ) -> AnchorCoupling:
+    def mean(self, latest: AnchorCoupling, share: float, generator: Generator) -> AnchorCoupling:
         """Replace a share of the anchors, which then are a sample of the mean (a reservoir)."""
         total = len(self.source)
         # rounded up or down so that the share is met in the mean, however small it is
@@ -105,14 +89,12 @@ class _ProductCoupling(AnchorCoupling):
     empty = True
     gradient: SampledGradient
 
-    def mean(
-        self, latest: AnchorCoupling, share: float, generator: torch.Generator
-    ) -> AnchorCoupling:
+    def mean(self, latest: AnchorCoupling, share: float, generator: Generator) -> AnchorCoupling:
         """Draw anchors of a x b, and replace a share of them."""
         return self.gradient.draw_product(generator).mean(latest, share, generator)
 
 
-class SampledGradient(StrictGradient):
+class SampledGradient(contract.StrictGradient):
     """Unbiased, from distance columns at anchor pairs drawn from the plan."""
 
     # With the mean columns x = DX a and y = DY b, which are known, and s anchors (k, l) ~ P
@@ -129,23 +111,25 @@ class SampledGradient(StrictGradient):
 
     def __init__(self, problem: Problem, n_anchors: int, redraw: float) -> None:
         self._loss = problem.loss
-        super().__init__(visible(problem, n_anchors))
+        super().__init__(contract.visible(problem, n_anchors))
         self.n_anchors, self.redraw = n_anchors, redraw
         # anchors read directed costs in both directions by turns, as two parts of the cross term
         self._ways = both_ways(*problem.sides)
         # the order of the source points, in which neighbours are near each other
-        nodes = choose_points(problem.source, problem.marginals.a, FEW_COLUMNS).indices
+        nodes = choose_points(problem.source, problem.marginals.a, contract.FEW_COLUMNS).indices
         self._order = block_order(problem.source.columns(nodes), 1).point
         self._means = self._mean_columns(problem.marginals)
-        self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))
+        self.row, self.column = (
+            term.double() for term in contract.own_terms(problem, problem.marginals)
+        )
         a, b = problem.marginals
         means = self._means
         if self.problem.loss.cross != problem.loss.cross:
             # these means do not have the floor of a singular loss
-            source, target = mean_distances(problem, problem.marginals)
+            source, target = contract.mean_distances(problem, problem.marginals)
             means = source.values, target.values
         total = (a @ means[0].double()) @ (b @ means[1].double()) / means[0].shape[1]
-        self.product = product_value(problem, (self.row, self.column), total)
+        self.product = contract.product_value(problem, (self.row, self.column), total)
         if problem.loss.cross is None and self._is_summed():
             # the exact sum over pairs: means over parts would not be comparable with exact values
             self.product = problem.alpha * self._sum_pairs(torch.outer(a, b), problem.marginals)
@@ -159,7 +143,7 @@ class SampledGradient(StrictGradient):
         """Compute DX p and DY q as the parts see them, (n, r) and (m, r)."""
         problem = self.problem
         ways = (replace(problem, source=one, target=two) for one, two in self._ways)
-        source, target = zip(*(mean_distances(way, masses) for way in ways), strict=True)
+        source, target = zip(*(contract.mean_distances(way, masses) for way in ways), strict=True)
         return torch.cat([m.values for m in source], 1), torch.cat([m.values for m in target], 1)
 
     def start(self) -> AnchorCoupling:
@@ -169,7 +153,7 @@ class SampledGradient(StrictGradient):
         product.gradient = self
         return product
 
-    def linearise(self, coupling: AnchorCoupling) -> LinearCost:
+    def linearise(self, coupling: AnchorCoupling) -> contract.LinearCost:
         """Compute the factored cost at anchors; at a x b it is known, of a rank of few parts."""
         left, right = self._means
         left = left / self._parts
@@ -181,7 +165,9 @@ class SampledGradient(StrictGradient):
             left = torch.cat([near / count, left], dim=1)
             right = torch.cat([far, right], dim=1)
         cost = FactoredCost.of_products(4 * self.problem.alpha * left, right)
-        return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
+        return contract.LinearCost(
+            contract.add_linear(cost.centred(), self.problem), self.row, self.column
+        )
 
     def _centred_columns(self, anchors: Anchors, parts: Tensor) -> tuple[Tensor, Tensor]:
         """Compute DX[:, k] - x and DY[:, l] - y, each pair in its own part of the cross term."""
@@ -202,7 +188,7 @@ class SampledGradient(StrictGradient):
         return columns
 
     def update(
-        self, plan: Plan, previous: AnchorCoupling | None, generator: torch.Generator
+        self, plan: Plan, previous: AnchorCoupling | None, generator: Generator
     ) -> AnchorCoupling:
         """Redraw a share ``redraw`` of the anchors from the plan; all if there are to be more."""
         if previous is None or len(previous.source) != self.n_anchors:
@@ -211,7 +197,7 @@ class SampledGradient(StrictGradient):
         slots = spread_slots(count, self.n_anchors, generator)
         return previous.replaced(slots, self._draw(plan, slots, generator))
 
-    def draw_product(self, generator: torch.Generator) -> AnchorCoupling:
+    def draw_product(self, generator: Generator) -> AnchorCoupling:
         """Draw anchors of a x b."""
         a, b = self.problem.marginals
         where = self._places(self._slots(), generator)
@@ -221,7 +207,7 @@ class SampledGradient(StrictGradient):
     def _slots(self) -> Tensor:
         return torch.arange(self.n_anchors, device=self._order.device)
 
-    def _places(self, slots: Tensor, generator: torch.Generator) -> Tensor:
+    def _places(self, slots: Tensor, generator: Generator) -> Tensor:
         """Draw where the anchors of some slots lie in the mass of the source points."""
         where = places(slots, self.n_anchors, generator)
         if self._parts > 1:
@@ -229,10 +215,10 @@ class SampledGradient(StrictGradient):
             where += torch.rand((), dtype=where.dtype, device=where.device, generator=generator)
         return where % 1
 
-    def _draw(self, plan: Plan, slots: Tensor, generator: torch.Generator) -> Anchors:
+    def _draw(self, plan: Plan, slots: Tensor, generator: Generator) -> Anchors:
         return plan.sample_at(self._places(slots, generator), self._order, generator)
 
-    def noise(self, coupling: AnchorCoupling) -> CostNoise:
+    def noise(self, coupling: AnchorCoupling) -> contract.CostNoise:
         # Both are of the part that depends on rows and columns together; the rest moves no plan.
         whole, known = max(1, self.n_anchors // 2), self._parts
         strata = min(whole, _NOISE_STRATA)
@@ -256,7 +242,9 @@ class SampledGradient(StrictGradient):
         share[count:] = 1 / known
         size = (share @ gram @ share - variance / count).clamp_min(0)
         error = (variance / self.n_anchors).sqrt()
-        return CostNoise(*(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist())
+        return contract.CostNoise(
+            *(4 * self.problem.alpha * torch.stack([error, size.sqrt()])).tolist()
+        )
 
     def with_anchors(self, count: int) -> SampledGradient:
         other = copy.copy(self)
@@ -270,12 +258,8 @@ class SampledGradient(StrictGradient):
         return other
 
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: AnchorCoupling | None = None,
-    ) -> QuadraticValue:
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
+    ) -> contract.QuadraticValue:
         """Estimate the value from fresh anchors."""
         # Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed
         # exactly, so the mean of the anchors' values is unbiased, and the differences of the two of
@@ -284,7 +268,7 @@ class SampledGradient(StrictGradient):
         # enough to be summed over, fewer where it is no product, so their value is exact.
         loss = self._loss
         if self._is_summed():
-            return QuadraticValue(self._sum(plan, masses), 0.0)
+            return contract.QuadraticValue(self._sum(plan, masses), 0.0)
         anchors = self._draw(plan, self._slots(), generator)
         p, q = masses
         pairs, tables, parts = None, [], []
@@ -308,13 +292,13 @@ class SampledGradient(StrictGradient):
             shared = float(table.mean(1).var()) / len(table)
         values = torch.stack(parts).mean(0)
         if self.n_anchors == 1:
-            return QuadraticValue(float(values), float("nan"))
+            return contract.QuadraticValue(float(values), float("nan"))
         strata = values[: self.n_anchors // 2 * 2].reshape(-1, 2)
         variance = float(strata.diff(dim=1).square().mean()) / 2
         # an anchor more or less on a point, where strata hold few points, differs from none
         step = float(values.var()) / self.n_anchors**2
         error = (variance / self.n_anchors + shared + step) ** 0.5
-        return QuadraticValue(float(values.mean()), error)
+        return contract.QuadraticValue(float(values.mean()), error)
 
     def _is_summed(self) -> bool:
         """Whether values are sums over all points."""
@@ -356,12 +340,14 @@ class SampledGradient(StrictGradient):
         p, q = masses
         return float(p @ self._loss.own[0](left) @ p + q @ self._loss.own[1](right) @ q)
 
-    def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:
+    def remember(self, coupling: AnchorCoupling, masses: Marginals) -> contract.Linearised:
         """Keep the anchors, and the mean distances that their cost is centred by."""
-        return self.remembered(Anchors(*coupling), means=mean_distances(self.problem, masses))
+        return self.remembered(
+            Anchors(*coupling), means=contract.mean_distances(self.problem, masses)
+        )
 
     @staticmethod
-    def rows_at(known: Linearised, side: int) -> CostRows:
+    def rows_at(known: contract.Linearised, side: int) -> contract.CostRows:
         """Do what :meth:`linearise` does for distances of new points to the anchors."""
         loss, weight, far = known.loss, 4 * known.alpha, known.distances(1 - side)
         near_mean, far_mean = known.means[side], known.means[1 - side]
@@ -380,9 +366,9 @@ class SampledGradient(StrictGradient):
             # to the anchors first, and then to the nodes that means are taken over
             to_anchors = distances[:, anchors] if nodes is None else distances[:, :count]
             to_nodes = distances if nodes is None else distances[:, count:]
-            own = part_means(loss, side, to_nodes, mass.to(distances.dtype))
+            own = contract.part_means(loss, side, to_nodes, mass.to(distances.dtype))
             left = loss.part(side, to_anchors, parts) - own[:, parts]
             left = torch.cat([left / count, own / loss.parts], dim=1)
             return FactoredCost.of_products(weight * left.double(), right).centred()
 
-        return CostRows(rows, None if nodes is None else torch.cat([anchors, nodes]))
+        return contract.CostRows(rows, None if nodes is None else torch.cat([anchors, nodes]))

@@ -20,16 +20,7 @@ from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._boundary.console import counted
 from torchgw._errors import InvalidInputError, PerformanceWarning, UnsupportedError, warn_user
-from torchgw._many.questions import (
-    Questions,
-    Wanted,
-    check_rules,
-    read_polish,
-    read_regularization,
-    read_relaxed,
-    read_sharpening,
-    weights_of_terms,
-)
+from torchgw._many import questions
 from torchgw._many.solver import Numbers, solve_questions, warn_of_failures
 from torchgw._many.spaces import (
     Listed,
@@ -44,15 +35,20 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
-from torchgw._problem.table import Options, Regularization, check_options, takes_options
+from torchgw._problem.table import (
+    Options,
+    Regularization,
+    SearchName,
+    check_options,
+    takes_options,
+)
 from torchgw._search.beliefs import LONG
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
-# Seconds of a chunk, after which the file is written; problems of the first chunk, and of any. A
-# chunk or two are lost when the process is killed; in a short one the engine waits for the last
-# problems. [L396]
-_CHUNK_SECONDS = 15.0
+# Problems of the first chunk, and of any. A chunk takes as long as counts as ``LONG``, after which
+# the file is written: one or two are lost when the process is killed, and in a short one the engine
+# waits for the last problems. [L396]
 _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
 # Problems of the first chunk where each is searched, which tell how long the others take. A choice.
 _FIRST_SEARCHED = 32
@@ -65,9 +61,10 @@ class SharedOptions(NamedTuple):
     epsilon: float
     squared: bool
     n_init: int | None
+    search: SearchName
     rules: Rules
     device: torch.device
-    wanted: Wanted  # of each pair, one for all
+    wanted: questions.Wanted  # of each pair, one for all
 
 
 class Job(NamedTuple):
@@ -111,7 +108,7 @@ def compute_pairs(
     # entries of plans that are searched, which take nearly all of the time
     entries = (sizes[i] * sizes[j]).numpy()
     some = job.options.n_init is None and entries <= limits_of(job.options.device).tiny
-    work, told = entries * some, False
+    work, told = entries * (some | (job.options.search == "thorough")), False
     bar = counted(len(order), "torchgw, pair", shown=shown, done=done)
     with _workers(n_jobs) as (together, run), bar as advance:
         size, at = _FIRST_SEARCHED if work.any() else _FIRST_CHUNK, 0
@@ -125,7 +122,7 @@ def compute_pairs(
                 at += len(chunk)
                 advance(len(chunk))
             now = time.monotonic()
-            if resume is not None and (now - written >= _CHUNK_SECONDS or at == len(left)):
+            if resume is not None and (now - written >= LONG or at == len(left)):
                 write_archive(resume, {"pairwise": key}, {"numbers": table})
                 written = now
             rest, ended = work[left[at:]], work[np.concatenate(chunks)].sum()
@@ -133,7 +130,7 @@ def compute_pairs(
             if not told and ended and seconds > LONG:
                 told = True
                 _say_long(int(np.count_nonzero(rest)), seconds)
-            wanted = size * _CHUNK_SECONDS / max(now - started, 1e-3)
+            wanted = size * LONG / max(now - started, 1e-3)
             size = int(min(max(16, wanted), 4 * size, _LARGEST_CHUNK))
     return Numbers.of_table(torch.from_numpy(table.T))
 
@@ -168,11 +165,11 @@ def _solve_chunk(job: Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArra
     kept = _shelves_of(job.key)
     if not kept:
         kept.append(Shelves(list(_spaces_of(job)), searched=job.options.n_init is None))
-    alpha, epsilon, squared, n_init, rules, device, wanted = job.options
+    alpha, epsilon, squared, n_init, search, rules, device, wanted = job.options
     one = np.ones(len(i))
-    asked = Questions(
-        kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init, rules=rules,
-        wanted=wanted.repeated(len(i)),
+    asked = questions.Questions(
+        kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init,
+        search=search, rules=rules, wanted=wanted.repeated(len(i)),
     )  # fmt: skip
     found = solve_questions(asked, device)
     return found.table().T.cpu().numpy()
@@ -253,6 +250,7 @@ def pairwise(
     scale: ScaleName | None = "auto",
     epsilon: float | Literal["auto"] = "auto",
     n_init: int | None = None,
+    search: SearchName = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -295,7 +293,7 @@ def pairwise(
         Features of the points of all spaces, whose distances are the linear cost; or the name of an
         attribute of the nodes of all graphs, or of signatures, as in :func:`torchgw.solve`. Numbers
         are divided by their spread over all nodes of the call.
-    distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init
+    distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init, search
         As in ``solve_many``, one value for all pairs.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol, unbalanced, mass
         Likewise.
@@ -343,13 +341,14 @@ def pairwise(
     >>> bool((values == values.T).all()), bool(values[0, 1] > values[0, 0])
     (True, True)
     """
-    weights = weights_of_terms(alpha, 1, fused=features is not None)
-    wanted = read_relaxed(unbalanced, mass, weights)
+    weights = questions.weights_of_terms(alpha, 1, fused=features is not None)
+    wanted = questions.read_relaxed(unbalanced, mass, weights)
     check_choice("output", output, get_args(Output))
     check_feature_metric(features, feature_metric)
     # one value for all pairs
-    read_regularization(regularization), read_polish(polish)
-    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    questions.read_regularization(regularization), questions.read_polish(polish)
+    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    n_init = questions.starts_of(n_init, search)
     check_options(epsilon=epsilon)
     if n_jobs is not None and n_jobs != -1:
         check_count("n_jobs", n_jobs)
@@ -385,10 +384,12 @@ def pairwise(
     # spaces of the second list follow those of the first
     i, j = asked.i, asked.j if alone else asked.j + sizes[0]
     # one pair may be polished where another cannot be: all are, or none
-    sharp = read_sharpening(
+    sharp = questions.read_sharpening(
         regularization, polish, wanted.repeated(len(i)), spaces, (i.numpy(), j.numpy())
     )
-    shared = SharedOptions(float(weights[0]), number, squared, n_init, rules, where, sharp.alike())
+    shared = SharedOptions(
+        float(weights[0]), number, squared, n_init, search, rules, where, sharp.alike()
+    )
     job = make_job(spaces, shared)
     jobs = 1 if n_jobs is None else n_jobs
     if ranks is None:
@@ -471,7 +472,9 @@ def _lists(*passed: tuple[str, Any, Any]) -> list[Listed]:
     return lists
 
 
-def _is_mirrored(symmetric: bool | Literal["auto"], wanted: Wanted, *, alone: bool) -> bool:
+def _is_mirrored(
+    symmetric: bool | Literal["auto"], wanted: questions.Wanted, *, alone: bool
+) -> bool:
     """Whether (i, j) is also (j, i); refuse to take it so where it is not."""
     if symmetric is True and not alone:
         raise InvalidInputError(

@@ -508,11 +508,8 @@ def test_pairwise(
             max_iter=max_iter, device=device,
             random_state=int(torch.randint(2**62, (1,), device="cpu", generator=generator)),
         )  # fmt: skip
-        p_value[i, j], statistic[i, j], null = (
-            found.p_value,
-            found.statistic,
-            cast(Null, found.null),
-        )
+        p_value[i, j], statistic[i, j] = found.p_value, found.statistic
+        null = cast(Null, found.null)
     q_value, tested = np.full(shape, np.nan), np.isfinite(p_value)
     if tested.any():
         q_value[tested] = scipy.stats.false_discovery_control(p_value[tested])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from torchgw._boundary.cache import content_key
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.spaces import Shelves, Space, per_problem
 from torchgw._problem.problem import MarginalRule, check_alpha, check_marginal_rule
-from torchgw._problem.table import check_options
+from torchgw._problem.table import SearchName, check_options
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._tensors.operations import straight
 from torchgw._typing import Marginals
@@ -40,6 +40,16 @@ def check_rules(
     )  # fmt: skip
     rules = Rules(int(max_iter), float(tol), float(objective_tol), int(inner_max_iter))
     return rules if inner_tol is None else rules._replace(inner_tol=float(inner_tol))
+
+
+def starts_of(n_init: int | None, search: SearchName) -> int | None:
+    """Check how far to look for a better match; count the starts, None for a search."""
+    check_options(search=search)
+    if search == "thorough" and n_init is not None:
+        raise InvalidInputError(
+            "search='thorough' is the search of torchgw.solve, by its defaults; leave `n_init` out."
+        )
+    return 1 if search == "fast" and n_init is None else n_init
 
 
 def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> NDArray[np.float64]:
@@ -183,19 +193,22 @@ class Wanted(NamedTuple):
         proximal, polish = (np.full(count, False) if part is None else part for part in self[2:])
         return proximal, polish
 
+    def each(self, function: Callable[[Any], Any]) -> Wanted:
+        """Apply a function to what is asked for."""
+        return Wanted(*(None if part is None else function(part) for part in self))
+
     def alike(self) -> Wanted:
         """Take what all problems ask for, as that of one."""
-        marginals = (None if part is None else part[:1] for part in self[:2])
-        sharp = (None if part is None else part.all(keepdims=True) for part in self[2:])
-        return Wanted(*marginals, *sharp)
+        first = self.each(lambda part: part[:1])
+        return Wanted(*first[:2], *self.each(lambda part: part.all(keepdims=True))[2:])
 
     def repeated(self, count: int) -> Wanted:
         """Repeat what holds for one problem for so many."""
-        return Wanted(*(None if part is None else part.repeat(count, 0) for part in self))
+        return self.each(lambda part: part.repeat(count, 0))
 
     def of(self, numbers: NDArray[np.int64], turned: NDArray[np.bool_] | None = None) -> Wanted:
         """Take some problems, with their sides exchanged where they are ``turned``."""
-        some = Wanted(*(None if part is None else part[numbers] for part in self))
+        some = self.each(lambda part: part[numbers])
         if turned is None or some.penalties is None:
             return some
         sides = np.where(turned[:, None], some.penalties[:, ::-1], some.penalties)
@@ -225,6 +238,7 @@ class Questions:
     tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
     n_init: int | None = None  # starts; None is a search
+    search: SearchName = "auto"
     rules: Rules = field(default_factory=Rules)
     wanted: Wanted = Wanted()
 
@@ -255,7 +269,9 @@ class Questions:
         given = self.i, self.j, self.alpha, self.epsilon, *self.wanted
         for part in (shelves.sizes, *given):
             content.append(None if part is None else torch.from_numpy(np.array(part)))
-        return content_key("many", *content, self.squared, self.n_init, tuple(self.rules))
+        return content_key(
+            "many", *content, self.squared, self.n_init, self.search, tuple(self.rules)
+        )
 
     def arguments(self, number: int) -> dict[str, Any]:
         """Make the arguments of one problem for :func:`torchgw.solve`."""

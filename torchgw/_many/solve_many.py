@@ -11,30 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._batch.packing import inside_of
-from torchgw._boundary.arrays import (
-    FORBIDDEN,
-    MASS_TOLERANCE,
-    SAME_DISTANCE,
-    check_finite,
-    check_linear_cost,
-    check_magnitude,
-    check_shape,
-    resolve_device,
-    to_numpy,
-    to_tensor,
-    without_tensors,
-)
+from torchgw._boundary import arrays
 from torchgw._boundary.checks import reject_unknown
 from torchgw._derivatives.loss import call
 from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
-from torchgw._many.questions import (
-    Questions,
-    check_rules,
-    epsilons,
-    read_relaxed,
-    read_sharpening,
-    weights_of_terms,
-)
+from torchgw._many import questions
 from torchgw._many.result import BatchResult
 from torchgw._many.solver import Keep, Kept, solve_questions, solve_together, warn_of_failures
 from torchgw._many.spaces import (
@@ -49,7 +30,7 @@ from torchgw._many.spaces import (
 )
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric, is_fused
-from torchgw._problem.table import Options, check_options, takes_options
+from torchgw._problem.table import Options, SearchName, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.machine import free_memory
 from torchgw._tensors.operations import straight
@@ -57,7 +38,7 @@ from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, 
 
 
 def attach_losses(
-    asked: Questions,
+    asked: questions.Questions,
     kept: dict[int, Kept],
     objective: Tensor,
     inputs: dict[str, Any],
@@ -154,12 +135,12 @@ def read_stack(
     name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device, *, signed: bool
 ) -> tuple[Tensor, Tensor]:
     """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
-    stack = to_tensor(name, value).detach()
+    stack = arrays.to_tensor(name, value).detach()
     if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or stack.shape[1:] == (0, 0):
         raise InvalidInputError(
             f"`{name}` must be a stack of square matrices, (B, n, n) with n at least 1; got "
             f"{tuple(stack.shape)}. "
-            "Lists of matrices are for torchgw.solve_many."
+            "Points and lists of matrices are for torchgw.solve_many."
         )
     count, most = stack.shape[:2]
     used = torch.from_numpy(_read_sizes(sizes_name, sizes, count, most)).to(device)
@@ -167,10 +148,12 @@ def read_stack(
     stack = stack.to(device, torch.float64)
     if not bool(inside.all()):
         stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
-    check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
-    largest = check_magnitude(name, stack)
+    arrays.check_finite(
+        name, stack, "Replace infinite entries (unreachable pairs) by a finite distance."
+    )
+    largest = arrays.check_magnitude(name, stack)
     # what is above zero on one side of the diagonal is below it on the other
-    if count and float((stack - stack.mT).max()) > SAME_DISTANCE * largest:
+    if count and float((stack - stack.mT).max()) > arrays.SAME_DISTANCE * largest:
         raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
     least = float(stack.min()) if count else 0.0
     if least < 0 and not signed:
@@ -185,7 +168,7 @@ def _read_sizes(name: str, sizes: Any, count: int, most: int) -> NDArray[np.int6
     """Read how many points of each space are in use."""
     if sizes is None:
         return np.full(count, most)
-    found = np.asarray(to_numpy(sizes))
+    found = np.asarray(arrays.to_numpy(sizes))
     good = found.shape == (count,) and found.dtype.kind in "iu"
     if not good or (count and not 1 <= found.min() <= found.max() <= most):
         raise InvalidInputError(
@@ -197,12 +180,12 @@ def _read_sizes(name: str, sizes: Any, count: int, most: int) -> NDArray[np.int6
 
 def read_costs(M: Any, x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> Tensor:
     """Read linear costs (B, n, m), zero beyond the points in use."""
-    costs = to_tensor("M", M).detach().to(x)
-    check_shape("M", costs, (len(x), x.shape[1], y.shape[1]))
+    costs = arrays.to_tensor("M", M).detach().to(x)
+    arrays.check_shape("M", costs, (len(x), x.shape[1], y.shape[1]))
     inside = inside_of(x.shape[1], rows)[:, :, None] & inside_of(y.shape[1], columns)[:, None, :]
     costs = torch.where(inside, costs, 0.0)
-    check_finite("M", costs, FORBIDDEN if bool((costs == torch.inf).any()) else "")
-    check_magnitude("M", costs, smallest=0.0)
+    arrays.check_finite("M", costs, arrays.FORBIDDEN if bool((costs == torch.inf).any()) else "")
+    arrays.check_magnitude("M", costs, smallest=0.0)
     return costs
 
 
@@ -211,13 +194,13 @@ def read_weights(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
     inside = inside_of(like.shape[1], sizes)
     if value is None:
         return inside.to(like) / sizes[:, None]
-    weights = to_tensor(name, value).detach().to(like)
-    check_shape(name, weights, tuple(inside.shape))
+    weights = arrays.to_tensor(name, value).detach().to(like)
+    arrays.check_shape(name, weights, tuple(inside.shape))
     weights = torch.where(inside, weights, 0.0)
-    check_finite(name, weights)
+    arrays.check_finite(name, weights)
     total = weights.sum(1, keepdim=True)
     off = float((total - 1).abs().max()) if len(total) else 0.0
-    if off > MASS_TOLERANCE or bool((weights < 0).any()):
+    if off > arrays.MASS_TOLERANCE or bool((weights < 0).any()):
         raise InvalidInputError(
             f"`{name}` must have non-negative rows of sum 1; sums are off by up to {off:.3g}."
         )
@@ -254,6 +237,7 @@ def solve_many(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
+    search: SearchName = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -308,6 +292,9 @@ def solve_many(
         of other optima: a x b annealed from the natural scale, on a CPU more slowly than by
         ``solve(..., n_init=1)``; then plans by the distributions of distances; then by random
         mixtures of their quantiles, always the same. One start takes a tenth of the time.
+    search : {"auto", "fast", "thorough"}
+        ``"auto"`` is what ``n_init`` says, ``"fast"`` a single start. ``"thorough"`` solves each
+        problem, of any size, as ``solve`` does by its defaults: up to a few seconds each.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
@@ -374,9 +361,10 @@ def solve_many(
             "for torchgw.pairwise."
         )
     check_distributed(distributed)
-    where = resolve_device(device, *(item for side in sides for item in side.items))
+    where = arrays.resolve_device(device, *(item for side in sides for item in side.items))
     probe_beside(where)
-    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    n_init = questions.starts_of(n_init, search)
     check_feature_metric(features, feature_metric)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, features)
@@ -395,19 +383,21 @@ def solve_many(
         check_columns(*read)
         linear = _checked_costs(M, read, where)
     followed = (a, b) if differentiable else ()
-    shares = weights_of_terms(alpha, count, fused=fused)
-    wanted = read_relaxed(unbalanced, mass, shares, followed)
+    shares = questions.weights_of_terms(alpha, count, fused=fused)
+    wanted = questions.read_relaxed(unbalanced, mass, shares, followed)
     spaces, places = [*read[0], *read[1]], (np.arange(count), np.arange(count, 2 * count))
-    wanted = read_sharpening(regularization, polish, wanted, spaces, places)
-    asked = Questions(
-        Shelves(spaces, searched=n_init is None), *places, shares, epsilons(epsilon, count), linear,
-        squared=feature_metric != "euclidean", n_init=n_init, rules=rules, wanted=wanted,
+    wanted = questions.read_sharpening(regularization, polish, wanted, spaces, places)
+    asked = questions.Questions(
+        Shelves(spaces, searched=n_init is None), *places, shares,
+        questions.epsilons(epsilon, count), linear, squared=feature_metric != "euclidean",
+        n_init=n_init,
+        search=search, rules=rules, wanted=wanted,
     )  # fmt: skip
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
         return _solve_tracked(asked, where, ranks, inputs, distances, plans=plans)
     result, _ = _solve(asked, where, ranks, plans=plans)
-    in_numpy = without_tensors(Xs, Ys, distances, D_X, D_Y, M, a, b, features)
+    in_numpy = arrays.without_tensors(Xs, Ys, distances, D_X, D_Y, M, a, b, features)
     return result.in_numpy() if in_numpy else result
 
 
@@ -426,6 +416,7 @@ def solve_batch(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
+    search: SearchName = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -453,7 +444,7 @@ def solve_batch(
         Weights; those of the points in use sum to 1. Uniform by default.
     sizes_x, sizes_y : array-like of int, shape (B,), optional
         Points in use; all by default. What lies beyond them is never read.
-    alpha, scale, epsilon, n_init, max_iter, tol, objective_tol, inner_max_iter, inner_tol
+    alpha, scale, epsilon, n_init, search, max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in :func:`solve_many`.
     unbalanced, mass, regularization, polish, plans, differentiable, distributed, device, options
         Likewise.
@@ -472,12 +463,13 @@ def solve_batch(
     >>> [tuple(plan.shape) for plan in batch.plans()]
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
-    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    n_init = questions.starts_of(n_init, search)
     check_options(scale=scale)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)
     check_distributed(distributed)
-    where, signed = resolve_device(device, D_X, D_Y), scale in (None, "auto")
+    where, signed = arrays.resolve_device(device, D_X, D_Y), scale in (None, "auto")
     probe_beside(where)
     ranks = join(distributed, where)
     with together(ranks):
@@ -489,8 +481,8 @@ def solve_batch(
         costs = None if M is None else read_costs(M, x, rows, y, columns)
         masses = read_weights("a", a, rows, x), read_weights("b", b, columns, y)
     followed = (a, b) if differentiable else ()
-    shares = weights_of_terms(alpha, count, fused=M is not None)
-    wanted = read_relaxed(unbalanced, mass, shares, followed)
+    shares = questions.weights_of_terms(alpha, count, fused=M is not None)
+    wanted = questions.read_relaxed(unbalanced, mass, shares, followed)
     if scale in ("max", "mean"):
         x, y = (
             scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
@@ -499,14 +491,14 @@ def solve_batch(
         [(x, masses[0], rows), (y, masses[1], columns)], searched=n_init is None
     )
     places = np.arange(count), np.arange(count, 2 * count)
-    wanted = read_sharpening(regularization, polish, wanted, shelves.spaces, places)
-    asked = Questions(
-        shelves, *places, shares, epsilons(epsilon, count), costs, n_init=n_init, rules=rules,
-        wanted=wanted,
+    wanted = questions.read_sharpening(regularization, polish, wanted, shelves.spaces, places)
+    asked = questions.Questions(
+        shelves, *places, shares, questions.epsilons(epsilon, count), costs, n_init=n_init,
+        rules=rules, wanted=wanted,
     )  # fmt: skip
     if not differentiable:
         result, _ = _solve(asked, where, ranks, plans=plans)
-        return result.in_numpy() if without_tensors(D_X, D_Y, M, a, b) else result
+        return result.in_numpy() if arrays.without_tensors(D_X, D_Y, M, a, b) else result
     sizes = list(zip(rows.tolist(), columns.tolist(), strict=True))
     near = [torch.as_tensor(D_X[k], device=where)[:n, :n] for k, (n, _) in enumerate(sizes)]
     far = [torch.as_tensor(D_Y[k], device=where)[:m, :m] for k, (_, m) in enumerate(sizes)]
@@ -529,7 +521,7 @@ def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> lis
             f"`M` must be one linear cost for each problem, {len(read[0])}; got {len(costs)}."
         )
     return [
-        check_linear_cost(cost, (len(x.table), len(y.table)), f"M[{place}]")
+        arrays.check_linear_cost(cost, (len(x.table), len(y.table)), f"M[{place}]")
         .detach()
         .to(device, torch.float64)
         for place, (cost, x, y) in enumerate(zip(costs, *read, strict=True))
@@ -558,7 +550,7 @@ def _check_differentiable(
 
 
 def _solve(
-    asked: Questions, device: torch.device, ranks: Ranks | None, *, plans: bool
+    asked: questions.Questions, device: torch.device, ranks: Ranks | None, *, plans: bool
 ) -> tuple[BatchResult, dict[int, Kept]]:
     """Solve all problems, and keep their plans if asked to."""
     shapes = asked.shelves.sizes[np.stack([asked.i, asked.j], axis=1)]
@@ -581,16 +573,13 @@ def _solve(
         entries = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
     warn_of_failures(numbers)
     return BatchResult(
-        **numbers._asdict(),
-        alpha=torch.from_numpy(asked.alpha).to(device),
-        shapes=torch.from_numpy(shapes).to(device),
-        entries=entries,
-        questions=asked,
-    ), kept
+        **numbers._asdict(), alpha=torch.from_numpy(asked.alpha).to(device),
+        shapes=torch.from_numpy(shapes).to(device), entries=entries, questions=asked,
+    ), kept  # fmt: skip
 
 
 def _solve_tracked(
-    asked: Questions,
+    asked: questions.Questions,
     device: torch.device,
     ranks: Ranks | None,
     inputs: dict[str, Any],
@@ -605,6 +594,6 @@ def _solve_tracked(
             "fixed points of the entropic objective."
         )
     result, kept = _solve(asked, device, ranks, plans=True)
-    objective = to_tensor("objective", result.objective)
+    objective = arrays.to_tensor("objective", result.objective)
     loss = attach_losses(asked, kept, objective, inputs, distances)
     return replace(result, tracked=loss, entries=result.entries if plans else None)

@@ -43,6 +43,8 @@ _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
 # What ``doubtful`` says of a problem that was not searched, as it is large. [L1315]
 UNSEARCHED = 2
+# And of one that was solved alone, and is in doubt.
+ALONE = 3
 # Outer and inner iterations of steps that are halved, at most: plans that go to and fro in the
 # shortest ones did so for minutes. [L1450]
 _DAMPED = 32, 128
@@ -117,18 +119,20 @@ def warn_of_failures(
             f"{most.advice}",
             ConvergenceWarning,
         )
-    unsearched, doubtful = numbers.doubtful == UNSEARCHED, numbers.doubtful == 1
+    unsearched = numbers.doubtful == UNSEARCHED
+    doubtful = (numbers.doubtful == 1) | (numbers.doubtful == ALONE)
     if bool(unsearched.any()):
         warn_user(
             f"Some {what} were solved from a single start and not searched, as those of more "
-            f"points are in a batch: {some(unsearched)}; there may be better optima. Pass those "
-            "that matter to torchgw.solve, or n_init=16; n_init=1 asks for single starts.",
+            f"points are in a batch: {some(unsearched)}; there may be better optima. "
+            "search='thorough' solves each as torchgw.solve does; n_init=1 asks for single starts.",
             SearchWarning,
         )
     if bool(doubtful.any()):
         warn_user(
             f"Starts did not agree on an optimum of some {what}: {some(doubtful)}; there may be "
-            "better ones. Pass those that matter to torchgw.solve, which searches longer.",
+            "better ones. search='thorough' solves each as torchgw.solve does, which says why it "
+            "doubts one.",
             SearchWarning,
         )
 
@@ -158,7 +162,7 @@ def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = 
         for group in np.unique(groups).tolist():
             numbers = (groups == group).nonzero()[0]
             small, large = divmod(group // 8, LARGEST + 1)
-            if not small:
+            if not small or asked.search == "thorough":
                 for number in numbers.tolist():
                     _solve_alone(asked, number, found, keep)
                 continue
@@ -530,21 +534,24 @@ def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:
 
 
 def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | None) -> None:
-    """Solve a problem that is too large for the engine."""
-    epsilon = float(asked.epsilon[number])
+    """Solve a problem that is too large for the engine, or searched as a single one is."""
+    epsilon, thorough = float(asked.epsilon[number]), asked.search == "thorough"
     with warnings.catch_warnings():
         # one warning for all problems comes at the end
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", SearchWarning)
         result = solve(
             **asked.arguments(number), **asked.wanted.sharpness(number),
-            epsilon="auto" if math.isnan(epsilon) else epsilon, n_init=asked.n_init or 1,
-            search="fast", random_state=0, options=Options(**asked.rules._asdict()),
+            epsilon="auto" if math.isnan(epsilon) else epsilon,
+            n_init=None if thorough else asked.n_init or 1,
+            search="auto" if thorough else "fast", random_state=0,
+            options=Options(**asked.rules._asdict()),
         )  # fmt: skip
+    searched = thorough or asked.n_init is not None
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
         result.epsilon, result.ambiguity, STATUSES.index(result.status), result.n_iters,
-        UNSEARCHED if asked.n_init is None else int(bool(result.doubt)),
+        (ALONE if thorough else 1) * bool(result.doubt) if searched else UNSEARCHED,
     )  # fmt: skip
     found.put_one(number, values)
     if keep is not None:

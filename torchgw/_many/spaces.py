@@ -16,6 +16,7 @@ from torchgw._boundary.arrays import as_weights, check_each, check_points
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed, with_area
+from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances, refuse_names
 from torchgw._problem.problem import FeatureMetric, stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
@@ -25,6 +26,8 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import ANGLES, unit_vectors
 from torchgw.distances.sampling import distance_quantiles
 from torchgw.distances.surface import Surface
+
+_HOST = torch.device("cpu")
 
 # What users call the lists beside the spaces, by side.
 _PARTS = {"weights": ("a", "b"), "features": ("features", "features")}
@@ -175,7 +178,10 @@ def _measured(
     space, table = (None, item) if is_table else (item, None)
     # messages put the letters before the name of a matrix themselves
     passed = Passed(name.removeprefix("D_") if is_table else name, space, table, weight)
-    provider = build_provider(passed, spec, measure.options(), device)
+    # distances of few points take a GPU as long as its launches [L1883]
+    listed = isinstance(item, np.ndarray) and item.ndim == 2
+    few = listed and len(item) <= limits_of(device).few_points
+    provider = build_provider(passed, spec, measure.options(), _HOST if few else device)
     return (
         stored_matrix(provider).to(device, torch.float64),
         as_weights("a", weight, provider.n, device, f"point of {name}"),

@@ -27,6 +27,7 @@ from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedErr
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.machine import free_memory
 from torchgw._tensors.operations import categories_at, sample_categories
+from torchgw._typing import Seed
 from torchgw.distances.base import BLOCK_ENTRIES
 
 Own = TypeVar("Own", bound="Plan")
@@ -165,8 +166,7 @@ class Plan(ABC):
 
     def marginals(self) -> tuple[Any, Any]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
-        found: tuple[Any, Any] = self._handed_out(self._moved())
-        return found
+        return self._handed_out(self._moved())
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Compute the marginals."""
@@ -238,15 +238,16 @@ class Plan(ABC):
 
     @handed_out
     @exactly
-    def sample(self, count: int, generator: torch.Generator) -> Anchors:
+    def sample(self, count: int, random_state: Seed | None = None) -> Anchors:
         """Draw ``count`` pairs (i, j) from the plan, with repetition, as two arrays (count,).
 
         Parameters
         ----------
         count : int
-        generator : torch.Generator, on the device of the plan
+        random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
+            Seed of the draws; a torch.Generator, on the device of the plan, is gone on with.
         """
-        check_draw(count, generator, self.device)
+        generator = check_draw(count, random_state, self.device)
         source = sample_categories(self._row_masses(), count, generator)
         return Anchors(source, self._partners(source, generator))
 

@@ -15,7 +15,7 @@ from torchgw._plans.contract import Anchors, Plan, handed_out
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.operations import accumulate, categories_at, sample_categories, sparse_tensor
-from torchgw._typing import Indices, Marginals, Potentials
+from torchgw._typing import Indices, Marginals, Potentials, Seed
 
 
 class _GivenPlan(Plan):
@@ -196,8 +196,8 @@ class SparsePlan(DualPlan):
         )
 
     @handed_out
-    def sample(self, count: int, generator: torch.Generator) -> Anchors:
-        check_draw(count, generator, self.device)
+    def sample(self, count: int, random_state: Seed | None = None) -> Anchors:
+        generator = check_draw(count, random_state, self.device)
         drawn = sample_categories(self.entries.values(), count, generator)
         source, target = self.entries.indices()[:, drawn]
         return Anchors(source, target)
@@ -226,8 +226,7 @@ class SparsePlan(DualPlan):
         )
 
     def _product(self, table: Tensor) -> Tensor:
-        found: Tensor = torch.sparse.mm(self.entries, table.contiguous())
-        return found
+        return torch.sparse.mm(self.entries, table.contiguous())
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, of the entries alone if all rows have so many."""

@@ -28,8 +28,7 @@ class _Pairs:
         return n + len(self.mass), m + len(self.mass)
 
     def _like(self) -> Plan:
-        found: Plan = self.inner
-        return found
+        return self.inner
 
     def _product(self, table: Tensor) -> Tensor:
         found = self.inner._product(table[self.kept.target])
@@ -65,7 +64,7 @@ class PairedPlan(_Pairs, DualPlan):
         Rows and columns of the k pairs, and of the points of ``inner``, ascending.
     potentials : Potentials, shapes (n,) and (m,)
     weights : Marginals, shapes (n,) and (m,)
-    cost : Tensor, shape (k,), float64
+    paired_cost : Tensor, shape (k,), float64
         Reduced costs of the pairs: their mass is a b exp((f + g - cost) / epsilon).
     """
 
@@ -199,5 +198,4 @@ class ComposedPlan(Plan):
 
     def _product(self, table: Tensor) -> Tensor:
         share = torch.where(self.masses > 0, 1 / self.masses, 0.0)[:, None]
-        found: Tensor = self.near.T @ (share * (self.far @ table))
-        return found
+        return self.near.T @ (share * (self.far @ table))

@@ -49,8 +49,7 @@ class RoundedPlan(Plan):
     def _product(self, table: Tensor) -> Tensor:
         product = self.scaled._product(table)
         extra = torch.tensordot(self.column, table.double(), dims=1)
-        found: Tensor = (product + torch.tensordot(self.row, extra, dims=0)).to(product.dtype)
-        return found
+        return (product + torch.tensordot(self.row, extra, dims=0)).to(product.dtype)
 
     def _block(self, index: Tensor | slice) -> Tensor:
         block = self.scaled._block(index)
@@ -305,8 +304,7 @@ class TransportPlan(DualPlan):
     def _sums_with_mass(self, table: Tensor) -> Tensor:
         """Multiply the conditional plan, which is defined for points of weight zero too."""
         ones = torch.ones_like(self.weights.a)
-        found: Tensor = self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
-        return found
+        return self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         values, columns = self.prepared.topk(self.potentials, k)
@@ -335,8 +333,7 @@ class TransportPlan(DualPlan):
 
 def times(matrix: Any, values: Tensor) -> Tensor:
     """Multiply by a constant map over pairs, differentiable in the values any number of times."""
-    found: Tensor = _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
-    return found
+    return _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
@@ -345,8 +342,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
         ctx.matrix = matrix
-        found: Tensor = matrix @ values
-        return found
+        return matrix @ values
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -113,7 +113,7 @@ def decide(
     known = () if few.many else tuple(shapes[::-1] if turned else shapes)
     sure = few.low and few.connected and not few.doubted and not relaxed
     if sure or most <= CPU.untold_points:
-        why = f"neighbour graphs of dimension {few.dimension:.1f}"
+        why = f"neighbour graphs of dimension {few.dimension:.1f}" if sure else "points are few"
         return Decision("geodesic", why, {}, known)
     found = _compete(few, judge, device or points[0].device)
     best = _best(found, few)

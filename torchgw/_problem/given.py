@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import SAME_DISTANCE, check_distances, check_points
+from torchgw._boundary.arrays import SAME_DISTANCE, check_distances, check_points, is_sparse
 from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph, has_directions
 from torchgw._errors import (
@@ -306,6 +306,13 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     if isinstance(given[0], DistanceProvider):
         return GivenSpace(name, provider=given[0])
     if table is not None:
+        if not (_is_array(table) or is_sparse(table)) and (
+            has_directions(table) or as_graph(table_name, table) is not None
+        ):
+            raise InvalidTypeError(
+                f"`{table_name}` is a graph. Pass it as `{name}`: its points are as far apart as "
+                "its shortest paths are long."
+            )
         matrix = check_distances(table_name, table, signed=signed)
         return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
     directed, graph = False, None

@@ -22,12 +22,11 @@ class Limits(NamedTuple):
     doubted_points: int
     untold_points: int
     # Points of a side up to which distances of all pairs are computed, as geodesics, or to match
-    # points by their distributions: beyond it takes minutes; and from which on landmarks are tried
-    # first on a CPU, where products of tables take seconds. [L95, L279]
+    # points by their distributions: beyond it takes minutes. [L95, L279]
     all_pairs_points: int
-    landmark_points: int
     # Points of a side up to which "dijkstra" computes all pairs too: a sampled solve asks for
-    # nearly every row in the end. Larger tables are too large for an exact gradient. [L126, L127]
+    # nearly every row in the end. Larger tables are too large for an exact gradient, and on a CPU,
+    # where products of tables take seconds, landmarks are tried first. [L95, L126, L127]
     all_rows_points: int
     # Entries from which on a solve without structure takes minutes on a CPU. [L359]
     unstructured: float
@@ -40,13 +39,11 @@ class Limits(NamedTuple):
     # which it may be asked to be. [L260]
     triples: float
     most_triples: float
-    # Entries from which float32 products of the dense gradient are made of half-precision ones.
-    # [L298]
-    half: float
 
-    # Precision. Entries up to which float64 throughout costs less than settling in it; and up to
+    # Precision. Entries up to which float64 throughout costs less than settling in it, and from
+    # which on a GPU makes float32 products of the dense gradient of half-precision ones; and up to
     # which marginals settle in float64 whatever its rounding, and those that may hold mass are
-    # listed where a table of all is not kept: some 80 bytes each. [L89, L1459]
+    # listed where a table of all is not kept: some 80 bytes each. [L89, L298, L1459]
     float64: float
     settled: float
 
@@ -244,8 +241,8 @@ class Limits(NamedTuple):
 
 CPU = Limits(
     looked_at=SAME_POINTS, doubted_points=200, untold_points=20, all_pairs_points=3_000,
-    landmark_points=1_000, all_rows_points=1_000, unstructured=36e6,
-    dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
+    all_rows_points=1_000, unstructured=36e6,
+    dense=12e6, triples=10e6, most_triples=1e9,
     float64=100_000, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
     exact=4e6, checked=2**26, checked_minima=2**20,
@@ -270,8 +267,8 @@ CPU = Limits(
     shallow_cuts=4,
 )  # fmt: skip
 CUDA = CPU._replace(
-    all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
-    float64=2e6, settled=1e9,
+    all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, float64=2e6,
+    settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0,
     open_chains=CPU.chains, together=2**28,

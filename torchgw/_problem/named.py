@@ -248,7 +248,8 @@ class Preparation:
         started = perf_counter()
         yield
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            # not the whole device, on which another thread may record a graph
+            torch.cuda.current_stream(self.device).synchronize()
         self.seconds += self.clock(phase, started) - started
 
 

@@ -12,16 +12,8 @@ from torch import Tensor
 from torchgw._boundary.arrays import SAME_DISTANCE, check_linear_cost, check_points, to_tensor
 from torchgw._boundary.checks import both, check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, NumericalError, UnsupportedError
+from torchgw._problem import losses
 from torchgw._problem.limits import limits_of
-from torchgw._problem.losses import (
-    SPARSE_SHARE,
-    SQUARE,
-    Cross,
-    Loss,
-    MinimumCross,
-    ProductCross,
-    mean_of,
-)
 from torchgw._sinkhorn.blocks import Restriction
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.machine import known_free
@@ -429,7 +421,7 @@ class Problem:
     marginals: Marginals  # float64
     alpha: float  # weight of the quadratic term; 1 is pure Gromov-Wasserstein
     linear: Cost | None  # (n, m) linear cost M, stored or in factors
-    loss: Loss = SQUARE
+    loss: losses.Loss = losses.SQUARE
     # (n, m) bool, the pairs that may hold mass; None: all. Such a problem has a linear cost, if
     # only of zeros: nothing that is true of distances alone is true of it.
     support: Tensor | None = None
@@ -459,16 +451,16 @@ class Problem:
         """Pair the functions of the distances whose product the cross term is, if it is one."""
         return self.loss.crossed(self.source, self.target)
 
-    def cross(self) -> Cross:
+    def cross(self) -> losses.Cross:
         """Make the cross term of stored distances, the mean over all ways of directed ones."""
         crossed = self.crossed()
         if crossed is not None and not all(side.directed for side in crossed):
             # a symmetric side sees the mean of the other over both directions
-            return ProductCross(*map(stored_matrix, crossed))
+            return losses.ProductCross(*map(stored_matrix, crossed))
         ways = [tuple(map(stored_matrix, way)) for way in both_ways(*(crossed or self.sides))]
         if crossed is None:
-            return mean_of([MinimumCross(*way) for way in ways])
-        return mean_of([ProductCross(x, y.T) for x, y in ways])
+            return losses.mean_of([losses.MinimumCross(*way) for way in ways])
+        return losses.mean_of([losses.ProductCross(x, y.T) for x, y in ways])
 
     def priced(self, scale: float) -> "Problem":
         """Write the support, for a search, as a linear cost that nothing else outweighs."""
@@ -539,7 +531,7 @@ def _is_sparse(*sides: DistanceProvider) -> bool:
         return False
     tables = [side.matrix() for side in sides]
     return all(
-        table is not None and int(table.count_nonzero()) <= SPARSE_SHARE * table.numel()
+        table is not None and int(table.count_nonzero()) <= losses.SPARSE_SHARE * table.numel()
         for table in tables
     )
 

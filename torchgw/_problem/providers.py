@@ -14,6 +14,7 @@ from torchgw._boundary.arrays import as_weights
 from torchgw._boundary.cache import Cache
 from torchgw._boundary.checks import both, listed
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem import named
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import (
     GivenSpace,
@@ -26,19 +27,6 @@ from torchgw._problem.given import (
     warn_of_unlike_edges,
 )
 from torchgw._problem.limits import limits_of
-from torchgw._problem.named import (
-    BY_SIZE,
-    NAMED,
-    DistanceName,
-    KeyedGraph,
-    Preparation,
-    ScaleName,
-    from_graphs,
-    of_curvature,
-    pair_of_distances,
-    refuse_names,
-    scaled,
-)
 from torchgw._problem.problem import FeatureMetric
 from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.ranks import Ranks
@@ -63,7 +51,7 @@ class DistanceOptions:
 
     n_neighbors: int | None
     n_landmarks: int | None
-    scale: ScaleName | float | None  # a number is the unit of both sides
+    scale: named.ScaleName | float | None  # a number is the unit of both sides
     disconnected: ConnectPolicy
     cache: Cache | None = None
     progress: bool = False
@@ -83,12 +71,6 @@ class DistanceOptions:
     relaxed: bool = False
     # Processes that share the preparation.
     ranks: Ranks | None = None
-
-    @property
-    def curvatures(self) -> tuple[float, float]:
-        """The curvature of each side."""
-        first, second = both(1.0 if self.curvature is None else self.curvature)
-        return first, second
 
 
 class Spaces(NamedTuple):
@@ -125,7 +107,7 @@ class _Side:
     curvature: float
     letter: str  # a or b, the name of its weights
     name: str = "given"  # name of its distances, if they are computed here
-    graph: KeyedGraph | None = None
+    graph: named.KeyedGraph | None = None
     shape: Neighbourhood | None = None  # of all points, if it has been looked at
 
     def in_units(
@@ -137,14 +119,16 @@ class _Side:
         if self.passed.weights is not None:
             mass = as_weights(self.letter, self.passed.weights, provider.n, provider.device)
         used = None if mass is None else mass > 0
-        flat = self.name not in ANGLES and self.name not in of_curvature()
+        flat = self.name not in ANGLES and self.name not in named.of_curvature()
         if given.points is not None and options.scale in ("auto", "max") and (flat or decided):
             warn_of_far_points(given.name, self.letter, given.points, used, flat=flat)
         if isinstance(given.provider, PrecomputedDistance):
             called = given.name if self.passed.table is None else f"D_{given.name}"
             warn_of_far_points(called, self.letter, given.provider, used)
         computed = given.computed or given.provider is None
-        divided, factor = scaled(provider, given.points, options.scale, mass, computed=computed)
+        divided, factor = named.scaled(
+            provider, given.points, options.scale, mass, computed=computed
+        )
         return divided, _origin(self, options, factor).to(provider.device)
 
 
@@ -170,7 +154,7 @@ def build_providers(
     if decision is not None:
         started = clock("decision", started)
     _name(pair, decision, options, device)
-    stages = Preparation(
+    stages = named.Preparation(
         device, clock, options.cache, options.progress, options.n_landmarks, options.ranks
     )
     _connect(pair, options, stages)
@@ -209,7 +193,7 @@ def build_space(
     passed: Passed, distances: Any, options: DistanceOptions, device: torch.device
 ) -> tuple[DistanceProvider, Space]:
     """Build the provider of one space, and what it was made from."""
-    spec = pair_of_distances(distances)[0]
+    spec = named.pair_of_distances(distances)[0]
     if passed.table is not None or isinstance(passed.space, DistanceProvider):
         # the name is meant for other spaces of a list
         spec = "auto" if isinstance(spec, str) else spec
@@ -223,13 +207,12 @@ def _recognised(
     sides: tuple[Passed, Passed], distances: Any, options: DistanceOptions, *, directed: bool
 ) -> list[_Side]:
     """Recognise what was passed of both sides."""
-    specs = pair_of_distances(distances)
+    specs = named.pair_of_distances(distances)
+    curvatures = both(1.0 if options.curvature is None else options.curvature)
     signed = options.signed and options.scale in (None, "auto")
     pair = [
         _Side(passed, recognise(passed, spec, signed=signed), spec, curvature, letter)
-        for passed, spec, curvature, letter in zip(
-            sides, specs, options.curvatures, "ab", strict=True
-        )
+        for passed, spec, curvature, letter in zip(sides, specs, curvatures, "ab", strict=True)
     ]
     ready = [side.given.provider for side in pair if side.given.provider is not None]
     for provider in ready:
@@ -249,7 +232,7 @@ def _recognised(
         (first.given.name, second.given.name), (first.given.steps, second.given.steps)
     )
     own = (side.given.provider is not None and not side.given.computed for side in pair)
-    refuse_names(distances, dict(zip("XY", own, strict=True)))
+    named.refuse_names(distances, dict(zip("XY", own, strict=True)))
     return pair
 
 
@@ -298,9 +281,9 @@ def _name(
     check_tables_fit((pair[0].given.n, pair[1].given.n), stored, device, dense=options.dense)
 
 
-def _connect(pair: list[_Side], options: DistanceOptions, stages: Preparation) -> None:
+def _connect(pair: list[_Side], options: DistanceOptions, stages: named.Preparation) -> None:
     """Make the graphs of the sides whose distances are geodesics."""
-    connected = [side for side in pair if side.name in from_graphs()]
+    connected = [side for side in pair if side.name in named.from_graphs()]
     makers = [partial(_graph, side, options, stages) for side in connected]
     # on a GPU finding all neighbours takes less time than the stages after it, and is not shared
     graphs = stages.divide(makers, together=stages.device.type == "cpu")
@@ -309,19 +292,21 @@ def _connect(pair: list[_Side], options: DistanceOptions, stages: Preparation) -
 
 
 def _make(
-    pair: list[_Side], options: DistanceOptions, stages: Preparation
+    pair: list[_Side], options: DistanceOptions, stages: named.Preparation
 ) -> list[DistanceProvider]:
     """Make the providers of both sides, those of one name together."""
     providers: dict[int, DistanceProvider] = {}
     for place, side in enumerate(pair):
         if side.given.provider is not None:
             providers[place] = side.given.provider
-    if _may_approximate(pair, options, stages.device):
+    automatic = all(side.spec in named.BY_SIZE and side.name == "precomputed" for side in pair)
+    many = max(side.given.n for side in pair) >= limits_of(stages.device).all_rows_points
+    if automatic and options.approximate and stages.device.type == "cpu" and many:
         providers |= enumerate(_accurate_landmarks(pair, stages))
     missing = {place: side for place, side in enumerate(pair) if place not in providers}
     for name in dict.fromkeys(side.name for side in missing.values()):
         places = [place for place, side in missing.items() if side.name == name]
-        entry, sources = NAMED[name], list[Any]()
+        entry, sources = named.NAMED[name], list[Any]()
         for side in (pair[place] for place in places):
             source = side.graph if entry.graph else side.given.points
             sources.append((source, side.curvature) if entry.curved else source)
@@ -330,16 +315,9 @@ def _make(
     return [provider.to(stages.device, provider.dtype) for provider in made]
 
 
-def _may_approximate(pair: list[_Side], options: DistanceOptions, device: torch.device) -> bool:
-    """Whether factors of the geodesics are tried in place of tables of all pairs."""
-    automatic = all(side.spec in BY_SIZE and side.name == "precomputed" for side in pair)
-    many = max(side.given.n for side in pair) >= limits_of(device).landmark_points
-    return automatic and options.approximate and device.type == "cpu" and many
-
-
 def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     """Record how new points of a side are measured."""
-    curved = side.name in of_curvature()
+    curved = side.name in named.of_curvature()
     metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
     # other names compute distances from points, but cannot compute those of new points
     points = None if metric is None and side.graph is None else side.given.points
@@ -358,20 +336,20 @@ def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
 
 
 def _resolve(
-    spec: DistanceName, largest: int, device: torch.device, options: DistanceOptions
+    spec: named.DistanceName, largest: int, device: torch.device, options: DistanceOptions
 ) -> Any:
     """Choose what "auto", "geodesic" and "dijkstra" mean for problems of this size."""
     limits = limits_of(device)
     if spec == "dijkstra" and options.exact and largest <= limits.all_rows_points:
         return "precomputed"
-    if spec not in BY_SIZE:
+    if spec not in named.BY_SIZE:
         return spec
     if largest <= limits.all_pairs_points and options.n_landmarks is None:
         return "precomputed"
     return "landmark" if options.factors or options.n_landmarks is not None else "dijkstra"
 
 
-def _accurate_landmarks(pair: list[_Side], stages: Preparation) -> list[LandmarkDistance]:
+def _accurate_landmarks(pair: list[_Side], stages: named.Preparation) -> list[LandmarkDistance]:
     """Make landmark factors of both sides; none if those of a side are not accurate enough."""
     found: list[LandmarkDistance] = []
     for side in pair:
@@ -387,32 +365,34 @@ def _accurate_landmarks(pair: list[_Side], stages: Preparation) -> list[Landmark
 def _refuse_unused(pair: list[_Side], options: DistanceOptions, *, decided: bool) -> None:
     """Refuse an option that neither side would use, unless the data ``decided`` that."""
     names = {side.name for side in pair}
-    if options.disconnected != "stitch" and not decided and names.isdisjoint(from_graphs()):
+    if options.disconnected != "stitch" and not decided and names.isdisjoint(named.from_graphs()):
         raise InvalidInputError(
             "`disconnected` is used for geodesics on graphs only; drop it, or pass graphs or "
-            f"points with distances={listed(from_graphs())}."
+            f"points with distances={listed(named.from_graphs())}."
         )
-    if options.n_landmarks is not None and not {"landmark", *of_curvature()} & names:
+    if options.n_landmarks is not None and not {"landmark", *named.of_curvature()} & names:
         raise InvalidInputError(
             "`n_landmarks` is used by distances='landmark' and by those of curved spaces only; "
             "drop it, or pass distances='landmark'."
         )
-    if options.curvature is not None and not {*of_curvature()} & names:
+    if options.curvature is not None and not {*named.of_curvature()} & names:
         raise InvalidInputError(
-            f"`curvature` is that of distances={listed(of_curvature())}; drop it, or pass one of "
-            "these. A provider has a curvature of its own."
+            f"`curvature` is that of distances={listed(named.of_curvature())}; drop it, or pass "
+            "one of these. A provider has a curvature of its own."
         )
-    neighbours = any(side.name in from_graphs() and side.given.points is not None for side in pair)
+    neighbours = any(
+        side.name in named.from_graphs() and side.given.points is not None for side in pair
+    )
     if options.n_neighbors is not None and not neighbours:
         raise InvalidInputError(
             "`n_neighbors` is used for geodesics on the neighbour graph of points only; drop it, "
-            f"or pass points with distances={listed(from_graphs())}."
+            f"or pass points with distances={listed(named.from_graphs())}."
         )
 
 
 def _graph(
-    side: _Side, options: DistanceOptions, stages: Preparation, ranks: Ranks | None
-) -> KeyedGraph:
+    side: _Side, options: DistanceOptions, stages: named.Preparation, ranks: Ranks | None
+) -> named.KeyedGraph:
     """Make the connected graph of one side, by ``ranks`` together."""
     item = side.given
     if item.points is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw._boundary.archive import RESERVED, read_archive, read_parts, write_archive, write_part
 from torchgw._boundary.arrays import in_numpy, resolve_device
 from torchgw._boundary.checks import check_count, check_flag, check_within
-from torchgw._boundary.trees import Decoder, Encoder
+from torchgw._boundary.trees import Decoder, encode
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._results.confidence import Confidence
 from torchgw._results.maps import SurfaceMap
@@ -60,8 +60,10 @@ def write_result(
     ranks = getattr(getattr(result, "lazy_plan", None), "ranks", None)
     # only the numbers of a differentiable plan are written
     with torch.no_grad(), together(ranks):
-        encoder = Encoder(lambda part: take_apart(part, dense), arrays)
-        fields = {name: encoder.encode(value, name) for name, value in fields_of(result).items()}
+        apart = functools.partial(take_apart, dense=dense)
+        fields = {
+            name: encode(value, name, apart, arrays) for name, value in fields_of(result).items()
+        }
         tree = {"kind": type(result).__name__, "fields": fields}
         if ranks is None:
             write_archive(path, tree, arrays)
@@ -219,8 +221,7 @@ class Result:
 
     def in_numpy(self: Own) -> Own:
         """Return the same result with NumPy's arrays in place of tensors."""
-        found: Own = as_numpy(self)
-        return found
+        return as_numpy(self)
 
     def save(
         self,

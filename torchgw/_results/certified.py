@@ -148,17 +148,17 @@ def _descended(question: Question, plan: Array) -> Array:
 
     weights = Marginals(torch.from_numpy(question.a), torch.from_numpy(question.b))
     start = torch.from_numpy(plan)
-    return np.asarray(descend(start, weights, None, cost_at, exact=True)[0].numpy())
+    return descend(start, weights, None, cost_at, exact=True)[0].numpy()
 
 
 def exact_plan(question: Question, plan: Tensor) -> Array:
     """Lead a plan to exact weights, within the pairs that may hold mass."""
     a, b = map(torch.from_numpy, (question.a, question.b))
     if question.allowed is None:
-        return np.asarray(round_to_marginals(plan, a, b).numpy())
+        return round_to_marginals(plan, a, b).numpy()
     found = scale_to_marginals(plan, Marginals(a, b))
     if found is not None:
-        return np.asarray(found.numpy())
+        return found.numpy()
     # what no scaling leads there is replaced by the vertex below it, as polishing does
     slope = question.slope(plan.numpy())
     return Transport(question.a, question.b, question.allowed)(slope)[0]

@@ -17,6 +17,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._results.mapping import Extension
+from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._starts.alternatives import Alternative
 from torchgw._starts.chain import GUESS_EPSILON
 from torchgw._tensors.operations import TINY
@@ -122,23 +123,33 @@ def _nearest(problem: _Problem, drawn: Tensor) -> Tensor:
     return drawn[apart.argmin(1)]
 
 
-def _read(extension: Extension, plan: TransportPlan, epsilon: float) -> _Problem:
-    """Read the problem of a result; refuse what resamples cannot be of."""
-    known = extension.known
+def why_not(extension: Extension, plan: TransportPlan) -> str:
+    """Say why resamples cannot be of the problem of a result; empty where they can."""
+    known, told = extension.known, extension.restricted or extension.pairs is not None
+    # many points are told groups, or pairs that are allowed, without a table
+    told = told or isinstance(plan.backend, RestrictedBackend)
     for odd, what in (
         (not known.loss.is_square, f"loss={known.loss.name!r}"),
         (known.own is not None or extension.mass != 1.0, "relaxed marginals"),
-        (extension.restricted or extension.pairs is not None, "pairs that are known or allowed"),
+        (told, "pairs that are known or allowed"),
         (known.alpha == 0, "alpha=0"),
     ):
         if odd:
-            raise UnsupportedError(
+            return (
                 f"Confidence is of balanced problems of the square loss; this one has {what}. "
                 "Compare `result.alternatives`, or solve parts of the data."
             )
+    if any(known.distances(side).directed for side in (0, 1)):
+        return "Confidence is of symmetric distances. Symmetrise the tables."
+    return ""
+
+
+def _read(extension: Extension, plan: TransportPlan, epsilon: float) -> _Problem:
+    """Read the problem of a result; refuse what resamples cannot be of."""
+    if why := why_not(extension, plan):
+        raise UnsupportedError(why)
+    known = extension.known
     sides = known.distances(0), known.distances(1)
-    if any(side.directed for side in sides):
-        raise UnsupportedError("Confidence is of symmetric distances. Symmetrise the tables.")
     cost = extension.linear_cost() if known.alpha < 1 else None
     device, double = plan.device, torch.float64
     first, second = (
@@ -161,8 +172,7 @@ def _alike(problem: _Problem) -> Tensor:
     parts = [table] if problem.linear is None else [table, problem.linear.T]
     # distances that differ by less than this share of the largest are the same
     rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(TINY))).round() for part in parts]
-    found: Tensor = torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
-    return found
+    return torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
 
 
 def _drawn(
@@ -228,7 +238,10 @@ def _solved(
     kind = torch.arange(starts, device=device).repeat(count)
     wide = (stacks[0].tables.shape[1], stacks[1].tables.shape[1])
     beyond = (0, wide[1] - sizes[1], 0, wide[0] - sizes[0])
-    costs = pad(_centred(torch.cat(begun)), beyond)
+    costs = torch.cat(begun)
+    # constants of rows and columns move no plan
+    costs = costs - costs.mean(2, keepdim=True)
+    costs = pad(costs - costs.mean(1, keepdim=True), beyond)
     linear = None
     if problem.linear is not None:
         M = torch.stack([problem.linear[some[0]][:, some[1]] for some in drawn])
@@ -260,9 +273,3 @@ def _solved(
         worth = g - cost + float(solved.epsilon[entry]) * (b / b.sum()).log()
         answers.append((some, some[1][worth.argmax(1)]))
     return answers
-
-
-def _centred(costs: Tensor) -> Tensor:
-    """Take constants of rows and columns, which move no plan, from costs (k, n, m)."""
-    costs = costs - costs.mean(2, keepdim=True)
-    return costs - costs.mean(1, keepdim=True)

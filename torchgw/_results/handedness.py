@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torchgw._errors import (
 )
 from torchgw._plans.contract import Plan
 from torchgw._problem.table import Options
-from torchgw._results.base import as_numpy
 from torchgw._starts.alternatives import Alternative, related
 from torchgw._tensors.deadline import countdown
 from torchgw.distances.points import Space
@@ -98,8 +98,7 @@ def _normals(points: Tensor, faces: Tensor) -> Tensor:
     one, two, three = points[faces].unbind(1)
     each = torch.linalg.cross(two - one, three - one)
     found = torch.zeros_like(points).index_add_(0, faces.reshape(-1), each.repeat_interleave(3, 0))
-    unit: Tensor = found / found.norm(dim=1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
-    return unit
+    return found / found.norm(dim=1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
 
 
 def without_reflections(solve: Callable[..., Any], init: Any, asked: Options) -> Any:
@@ -160,19 +159,13 @@ def _judged(result: Any, before: float) -> Any:
     return replace(result, alternatives=(best, *rest), ambiguity=ambiguity)
 
 
-def _told_anew(found: tuple[Alternative, ...], result: Any) -> tuple[Alternative, ...]:
+def _told_anew(found: tuple[Alternative, ...], result: Any) -> Any:
     """Say what other optima are to the first of them."""
-    device = result.lazy_plan.device
-    tables = [
-        replace(
-            one,
-            plan=torch.as_tensor(one.plan, device=device),
-            source=torch.as_tensor(one.source, device=device),
-            target=torch.as_tensor(one.target, device=device),
-        )
+    tensor = partial(torch.as_tensor, device=result.lazy_plan.device)
+    tables = tuple(
+        replace(one, plan=tensor(one.plan), source=tensor(one.source), target=tensor(one.target))
         for one in found
-    ]
+    )
     known = result.extension.known
-    told = related(tuple(tables), known.distances(0), known.distances(1))
-    given: tuple[Alternative, ...] = as_numpy(told) if result.lazy_plan.in_numpy else told
-    return given
+    told: Any = related(tables, known.distances(0), known.distances(1))
+    return result._handed_out(told)

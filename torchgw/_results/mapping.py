@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_linear_cost, check_points, check_shape, to_tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._gradients.contract import CostRows, Linearised
+from torchgw._gradients.contract import Linearised
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.sampled import SampledGradient
@@ -96,7 +96,8 @@ class Extension:
         """Average ``values`` (m, c) by the conditional plan of each new point of a side, (q, c)."""
         # `plan` leads from that side to the other, and `linear` is the linear cost (q, m) of the
         # new points
-        known, rows = self.known, cost_rows(self.known, side)
+        kinds = {kind.name: kind for kind in (DenseGradient, FactoredGradient, SampledGradient)}
+        known, rows = self.known, kinds[self.known.gradient].rows_at(self.known, side)
         step = cross.block_size(
             known.distances(side).n if rows.points is None else len(rows.points)
         )
@@ -142,7 +143,7 @@ def map_new(
     features: Any,
 ) -> Tensor:
     """Map new points of the source (0) or the target (1), as the user gave them, to the other."""
-    # A plan is `sharp` if it has no entropy.
+    # A plan is `sharp` if it has no entropy, or is not the plan of its cost.
     if extension is None:
         raise UnsupportedError(
             "This result does not hold what new points are mapped by (`result.extension`). Solve "
@@ -270,9 +271,3 @@ def _read_linear_cost(other: Space, table: Any, features: Any, shape: tuple[int,
     new = check_points("F_new", features).to(known.device).double()
     check_shape("F_new", new, (shape[0], known.shape[1]), "the features of each new point")
     return feature_cost(new, known.double(), other.feature_metric)
-
-
-def cost_rows(known: Linearised, side: int) -> CostRows:
-    """Make the cost of new points of the source (0) or the target (1)."""
-    kinds = {kind.name: kind for kind in (DenseGradient, FactoredGradient, SampledGradient)}
-    return kinds[known.gradient].rows_at(known, side)

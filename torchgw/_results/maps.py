@@ -139,7 +139,7 @@ class Pairs:
 
     def missed(self, placed: Placing) -> Table:
         """Compute the residuals of a map."""
-        return np.asarray(np.linalg.norm(self.target - placed(self.source), axis=1))
+        return np.linalg.norm(self.target - placed(self.source), axis=1)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Linear:
     scale: float = float("nan")
 
     def __call__(self, points: Table) -> Table:
-        return np.asarray(points @ self.matrix + self.offset)
+        return points @ self.matrix + self.offset
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _Plates:
 
     def __call__(self, points: Table) -> Table:
         (mean_x, one), (mean_y, other) = self.source, self.target
-        return np.asarray(self.plates((points - mean_x) / one) * other + mean_y)
+        return self.plates((points - mean_x) / one) * other + mean_y
 
 
 def placed_of(name: str, given: Any, space: Space | None, count: int) -> Table:
@@ -177,7 +177,7 @@ def placed_of(name: str, given: Any, space: Space | None, count: int) -> Table:
         given = space.points
     points = check_points(name, given)
     check_shape(name, points, (count, "d"), "one row per point that was matched")
-    return np.asarray(to_numpy(points.double()))
+    return to_numpy(points.double())
 
 
 def fit_map(

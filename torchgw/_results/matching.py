@@ -376,7 +376,10 @@ def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned:
     near, far = _graph(task.near), _graph(task.far)
     edges = kept = None
     if near is not None and far is not None:
-        kept = _edges_kept(near, far, rows.cpu().numpy(), partners.cpu().numpy())
+        here, there = rows.cpu().numpy(), partners.cpu().numpy()
+        matched = near[here][:, here], (far + far.T)[there][:, there]
+        # of one graph, those that are matched to edges of the other
+        kept = int(matched[0].astype(bool).multiply(matched[1].astype(bool)).nnz)
         edges = (far.nnz, near.nnz) if turned else (near.nnz, far.nnz)
     source, target = (partners, rows) if turned else (rows, partners)
     return Matching(source, target, weights, value, task.alpha * error, kept, edges)
@@ -424,14 +427,3 @@ def _graph(side: _Side) -> scipy.sparse.csr_array | None:
     graph = scipy.sparse.csr_array(scipy.sparse.triu(edges, 1))
     graph.eliminate_zeros()
     return graph
-
-
-def _edges_kept(
-    near: scipy.sparse.csr_array,
-    far: scipy.sparse.csr_array,
-    rows: np.ndarray,
-    partners: np.ndarray,
-) -> int:
-    """Count the edges of one graph that are matched to edges of the other."""
-    here, there = near[rows][:, rows], (far + far.T)[partners][:, partners]
-    return int(here.astype(bool).multiply(there.astype(bool)).nnz)

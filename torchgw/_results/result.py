@@ -30,7 +30,7 @@ from torchgw._problem.providers import Spaces
 from torchgw._problem.reduction import Reduction, count_allowed
 from torchgw._problem.support import KnownPairs
 from torchgw._results.base import Result, as_numpy, tracked_loss
-from torchgw._results.certificates import distance_correlation, lower_bound
+from torchgw._results.bounds import distance_correlation, lower_bound
 from torchgw._results.certified import certify
 from torchgw._results.confidence import Confidence, confidence
 from torchgw._results.handedness import handedness
@@ -172,32 +172,26 @@ class Report:
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
         tiles = strategy.tiling and strategy.tiling.report()
         decision = sides.decision
+        distances = decision and Chosen(
+            chosen=decision.chosen, why=decision.why, agreement=decision.agreement
+        )
         return cls(
-            loss=problem.loss.name,
+            loss=problem.loss.name, kl=found.kl, mass=found.mass, penalty=found.penalty,
             value_standard_error=problem.alpha * found.quadratic.standard_error,
-            kl=found.kl,
             objective=found.objective(problem.alpha, ending.epsilon),
-            mass=found.mass,
-            penalty=found.penalty,
-            outer_iterations=len(recorder.history),
-            max_iter=strategy.options.max_iter,
+            outer_iterations=len(recorder.history), max_iter=strategy.options.max_iter,
             inner_iterations=sum(entry.inner_iterations for entry in recorder.history),
             settle_iterations=recorder.settle_iterations,
-            inner_max_iter=strategy.options.inner_max_iter,
-            n_anchors=outcome.n_anchors,
+            inner_max_iter=strategy.options.inner_max_iter, n_anchors=outcome.n_anchors,
             cost_standard_error=noise.standard_error if noise else None,
-            cost_size=noise.size if noise else None,
-            landmarks=sides.landmarks or None,
-            distances=decision
-            and Chosen(chosen=decision.chosen, why=decision.why, agreement=decision.agreement),
-            polish_steps=polished.steps if polished else None,
+            cost_size=noise.size if noise else None, landmarks=sides.landmarks or None,
+            distances=distances, polish_steps=polished.steps if polished else None,
             polish_gap=polished.gap if polished else None,
             tiles=tiles._asdict() if tiles else None,
             resolution=outcome.resolution and outcome.resolution._asdict(),
-            route=str(outcome.route),
-            masses=outcome.overlap and outcome.overlap._asdict(),
+            route=str(outcome.route), masses=outcome.overlap and outcome.overlap._asdict(),
             allowed=allowed,
-        )
+        )  # fmt: skip
 
     def log(self) -> Log:
         """List the fields by name."""
@@ -469,8 +463,7 @@ class GWResult(Result):
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
                 "inputs that require gradients; pickles, copies and files leave these behind."
             )
-        found: HessianProduct = product(direction)
-        return found
+        return product(direction)
 
     def transform(
         self,
@@ -546,7 +539,9 @@ class GWResult(Result):
 
     def _map(self, side: int, values: Any, **new: Any) -> Any:
         """Map new points of a side to the other one."""
-        sharp = self.epsilon == 0
+        # a plan that was polished or cut is not the plan of its cost
+        before = self.extension is not None and self.extension.unpolished is not None
+        sharp = self.epsilon == 0 or before
         mapped = map_new(self.extension, self.lazy_plan, side, values, sharp=sharp, **new)
         return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
 
@@ -991,14 +986,9 @@ class GWResult(Result):
         """Build the plan that a certificate is about, (n, m)."""
         plan = self.lazy_plan.giving(in_numpy=False)
         if kind == "plan":
-            dense: Tensor = plan.to_dense().double()
-            return dense
-        pairs = self.matching()
+            return plan.to_dense().double()
         made = torch.zeros(plan.shape, dtype=torch.float64, device=plan.device)
-        source, target = (
-            torch.as_tensor(part, device=plan.device) for part in (pairs.source, pairs.target)
-        )
-        made[source, target] = 1.0
+        made[tuple(torch.as_tensor(self.matching().pairs, device=plan.device).T)] = 1.0
         return made
 
     def _handed_out(self, found: T) -> T:
@@ -1035,12 +1025,13 @@ class GWResult(Result):
         """Summarise in a few lines."""
         size, figures, ended = self._summary()
         how, (count, _, seconds) = figures.pop("how"), figures.pop("iterations").partition(" in ")
+        steps = f"{count} iteration{'' if count == '1' else 's'}"
         numbers = ", ".join(f"{name}={text}" for name, text in figures.items())
-        lines = [f"GWResult({size}, {numbers})", f"{how}, {count} iterations in {seconds}"]
+        lines = [f"GWResult({size}, {numbers})", f"{how}, {steps} in {seconds}"]
         if self.certificate is not None:
             lines.append(f"certificate: {self.certificate}")
         decided = self.report.distances
-        if decided and decided["agreement"]:
+        if decided:
             lines.append(f"distances: {decided['chosen']} ({decided['why']})")
         return "\n  ".join([*lines, ended])
 
@@ -1125,45 +1116,34 @@ def make_result(
         table, fused = problem.linear, linear
     elif fused and isinstance(problem.linear, DenseCost) and not featured:
         table = DenseCost(problem.linear.matrix.detach())
+    extension = Extension(
+        spaces=(sides.origins[0].copy(), sides.origins[1].copy()), known=outcome.known,
+        linear=fused, restricted=problem.support is not None, support=told,
+        pairs=None if reduction is None else reduction.pairs,
+        likely=None if likely is None else likely.likely,
+        likely_weights=None if likely is None else likely.weights(problem.marginals),
+        unpolished=cast("TransportPlan | None", ending.unpolished),
+        mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit, table=table,
+    )  # fmt: skip
+    of_search: dict[str, Any] = {}
+    if search:
+        told_of = related(search.alternatives, problem.source, problem.target)
+        of_search = {
+            "alternatives": told_of, "ambiguity": search.ambiguity, "trials": search.trials,
+            "doubt": search.doubt,
+        }  # fmt: skip
     result = GWResult(
         # a SparsePlan has the same methods
-        lazy_plan=cast(TransportPlan, ending.plan),
-        potential_a=outcome.potentials.f,
-        potential_b=outcome.potentials.g,
-        value_quad=problem.alpha * found.quadratic.value,
-        value_linear=(1 - problem.alpha) * found.linear,
-        marginal_a=found.masses.a,
-        marginal_b=found.masses.b,
-        marginal_error=found.marginal_error,
-        status=ending.status,
-        epsilon=ending.epsilon,
-        alpha=problem.alpha,
-        scale=(sides.origins[0].scale, sides.origins[1].scale),
-        gradient=strategy.gradient,
-        backend=outcome.backend,
-        precision=strategy.route.precision.chosen,
-        random_state=seed,
-        report=Report.of(outcome, problem, sides, reduction),
-        alternatives=related(search.alternatives, problem.source, problem.target) if search else (),
-        ambiguity=search.ambiguity if search else float("nan"),
-        trials=search.trials if search else (),
-        doubt=search.doubt if search else "",
-        history=tuple(recorder.history),
-        timings=dict(recorder.timings),
-        extension=Extension(
-            spaces=(sides.origins[0].copy(), sides.origins[1].copy()),
-            known=outcome.known,
-            linear=fused,
-            restricted=problem.support is not None,
-            support=told,
-            pairs=None if reduction is None else reduction.pairs,
-            likely=None if likely is None else likely.likely,
-            likely_weights=None if likely is None else likely.weights(problem.marginals),
-            unpolished=cast("TransportPlan | None", ending.unpolished),
-            mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
-            table=table,
-        ),
-    )
+        lazy_plan=cast(TransportPlan, ending.plan), potential_a=outcome.potentials.f,
+        potential_b=outcome.potentials.g, value_quad=problem.alpha * found.quadratic.value,
+        value_linear=(1 - problem.alpha) * found.linear, marginal_a=found.masses.a,
+        marginal_b=found.masses.b, marginal_error=found.marginal_error, status=ending.status,
+        epsilon=ending.epsilon, alpha=problem.alpha,
+        scale=(sides.origins[0].scale, sides.origins[1].scale), gradient=strategy.gradient,
+        backend=outcome.backend, precision=strategy.route.precision.chosen, random_state=seed,
+        report=Report.of(outcome, problem, sides, reduction), **of_search,
+        history=tuple(recorder.history), timings=dict(recorder.timings), extension=extension,
+    )  # fmt: skip
     ambiguous = result._tell_ambiguity()
     if ambiguous:
         warn_user(ambiguous, AmbiguityWarning)

@@ -182,9 +182,9 @@ def search_all_points(
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     device = problem.source.device
     stack = None
-    if n * m <= limits.stacked and can_stack(problem):
+    if n * m <= limits.stacked and can_stack(problem, strict=True):
         scale = None if problem.support is None else whole.scale
-        stack = Stack.of(whole.problem, target, device=device, scale=scale)
+        stack = Stack.of(whole.problem, target, device=device, scale=scale, loss=problem.loss)
     most = limits.chains_of(how)
     if course == "checked":
         assert stack is not None
@@ -256,7 +256,11 @@ def _course(problem: Problem, first: Search, how: SearchName, *, plain: bool) ->
     if first.ambiguity > limits.left_open:
         return "full" if small else "brief" if n * m < limits.open_most else "told"
     # what few points tell clearly is seldom wrong, and then costs no chains to put right
-    return "checked" if small and can_stack(problem) and is_whole(problem, first) else "told"
+    return (
+        "checked"
+        if small and can_stack(problem, strict=True) and is_whole(problem, first)
+        else "told"
+    )
 
 
 def _is_found(

@@ -156,8 +156,8 @@ def _from_costs(
 ) -> BatchPlans:
     """Take the plan of each start's first cost, then iterate."""
     costs = costs.float()
-    first = BatchPlans(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
-    first = _solve(coarse, first, costs, epsilons[0], stage, solve)
+    start = costs.new_zeros(len(costs), 1, costs.shape[2])
+    first = solve(costs, coarse.weights, start, epsilons[0], _INNER[stage], _RELAXATION[stage])
     return _iterate(coarse, first, epsilons[1:], stage, solve)
 
 
@@ -176,25 +176,14 @@ def _iterate(
     parts, count = len(x), len(batch.plans)
     x, y = x.flatten(0, 1), y.flatten(0, 1)
     x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
+    how = _INNER[stage], _RELAXATION[stage]
     for epsilon in epsilons:
         # a GPU takes milliseconds, and repeats what it has recorded
         if not coarse.base.is_cuda and is_over():
             break
         costs = torch.baddbmm(base, side_by_side(x @ batch.plans.to(dtype), parts), y).float()
-        batch = _solve(coarse, batch, costs, epsilon, stage, solve)
+        batch = solve(costs, coarse.weights, batch.g, epsilon, *how)
     return batch
-
-
-def _solve(
-    coarse: CoarseProblem,
-    batch: BatchPlans,
-    costs: Tensor,
-    epsilon: Tensor,
-    stage: str,
-    solve: BatchSolver,
-) -> BatchPlans:
-    """Run the Sinkhorn iterations of one outer iteration."""
-    return solve(costs, coarse.weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
 
 
 def judge(coarse: CoarseProblem, batch: BatchPlans) -> Judged:
@@ -310,11 +299,14 @@ def find_optima(
         first = _compare_finely(problem, coarse.problem, close, target, solve, call)
         found = found.part(_COMPARED, None)
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
-    alternatives = _with_best_matching(problem, coarse.problem, alternatives, target, solve)
-    if match is not None and match.shape == coarse.problem.base.shape:
-        alternatives = _with_plan(
-            problem, coarse.problem, alternatives, match[None], "copies", target, solve
-        )
+    if match is not None:
+        match = match[None] if match.shape == coarse.problem.base.shape else None
+    known = {"best matching": _best_matching(coarse.problem), "copies": match}
+    for label, plan in known.items():
+        if plan is not None:
+            alternatives = _with_plan(
+                problem, coarse.problem, alternatives, plan, label, target, solve
+            )
     ambiguity = ambiguity_of(coarse, alternatives)
     return Search(alternatives, ambiguity, resolution=coarse.resolution, points=few, compare=rough)
 
@@ -387,21 +379,14 @@ def _compare_finely(
     return _alternatives(problem, fine.problem, compared)
 
 
-def _with_best_matching(
-    problem: Problem,
-    coarse: CoarseProblem,
-    found: tuple[Alternative, ...],
-    target: float,
-    solve: BatchSolver,
-) -> tuple[Alternative, ...]:
-    """Put the best of all matchings of a few points first, if what it leads to costs less."""
+def _best_matching(coarse: CoarseProblem) -> Tensor | None:
+    """Find the best of all matchings (1, s, s) of a few points; ``None`` if there are too many."""
     s = len(coarse.base)
     if s > limits_of(coarse.base.device).all_matchings or not weigh_alike(coarse.weights):
-        return found
+        return None
     orders = torch.tensor(list(itertools.permutations(range(s))), device=coarse.base.device)
     matchings = coarse.source.weights.diag()[orders]
-    best = coarse.value(matchings).argmin()[None]
-    return _with_plan(problem, coarse, found, matchings[best], "best matching", target, solve)
+    return matchings[coarse.value(matchings).argmin()[None]]
 
 
 def _with_plan(
@@ -495,7 +480,9 @@ def agreement(
     arguments = to_device((few, hints, starts.rotations, starts.epsilons), device)
     few = arguments[0]
     search = partial(search_all, batch_solver(chosen), count)
-    found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
+    # kept to the end: once it is gone another thread may write over what it has returned
+    call = way_to_call("agreement", device, chosen, arguments)
+    found = call("search", search, *arguments)
     if made is not None:
         # a copy, as the next search may have been recorded over it
         sizes = (sides[0].n, sides[1].n) if standard is None else standard.sizes

@@ -6,8 +6,9 @@ there, or whose marginals are not met yet, say little of where they lead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,16 +23,18 @@ from torchgw._batch.packing import (
     make_stack,
     padded_sizes,
     repad,
+    taken,
     units,
 )
 from torchgw._batch.sweep import Relaxed
 from torchgw._batch.worth import Ended, Rules, Terms
 from torchgw._plans.transport import round_to_marginals
+from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import SAME
 from torchgw._starts.coarse import CoarseProblem
-from torchgw._tensors.operations import EQUAL, sums_of
+from torchgw._tensors.operations import EQUAL, clone, sums_of
 
 # When plans of a search have settled: their objectives are then within 1e-3 of where they end.
 # [L1291]
@@ -46,9 +49,13 @@ _HOST = torch.device("cpu")
 Begin = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def can_stack(problem: Problem) -> bool:
-    """Whether plans of all points can be followed side by side."""
-    return problem.plain and max(problem.shape) <= LARGEST
+def can_stack(problem: Problem, *, strict: bool = False) -> bool:
+    """Whether plans of all points can be followed side by side.
+
+    Of strict marginals every loss whose cross term is a product is the square one of other tables.
+    """
+    alike = problem.loss.cross is not None and not problem.directed if strict else problem.plain
+    return alike and max(problem.shape) <= LARGEST
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class Stack:
     problems: Packed
     share: float = 1.0  # natural scale of the cost over that of its table, which may have prices
     rules: Rules = _SETTLED  # when plans have settled
+    offset: Tensor | float = 0.0  # what values are above those of the square loss of the tables
 
     @classmethod
     def of(
@@ -71,12 +79,13 @@ class Stack:
         rule: MarginalRule | None = None,
         device: torch.device = _HOST,
         scale: float | None = None,
+        loss: Loss = SQUARE,
     ) -> Stack:
         """Stack a coarse problem alone, on a device; its ``scale`` is told where it has prices."""
         host = device.type == "cpu"
         x, y = (
-            _padded(side.table.to(device), side.weights.to(device), narrow=host)
-            for side in (coarse.source, coarse.target)
+            _padded(table.to(device), side.weights.to(device), narrow=host)
+            for table, side in zip(_tables_of(coarse, loss), coarse.sides, strict=True)
         )
         first, linear, relaxed = torch.zeros(1, dtype=torch.int64, device=device), None, None
         if coarse.linear is not None:
@@ -92,11 +101,16 @@ class Stack:
             for part in (coarse.alpha, epsilon, 0.0)
         )
         packed = Packed(x, y, first, first, alpha, target, zero, linear, None, relaxed)
+        stack = cls(packed)
+        if not loss.is_square:
+            plan = torch.outer(*coarse.weights)[None].double()
+            own = stack.judged(first, stack.padded(plan.to(device))).values
+            stack = replace(stack, offset=coarse.value(plan).to(own) - own)
         if scale is None or linear is None:
-            return cls(packed)
+            return stack
         table = (1 - alpha)[:, None, None] * linear(first)
         share = scale / float(packing.natural_scale(packed, first, table))
-        return cls(packed, share, _SETTLED if relaxed is None else _CREPT)
+        return replace(stack, share=share, rules=_SETTLED if relaxed is None else _CREPT)
 
     def padded(self, plans: Tensor) -> Tensor:
         """Pad plans (k, n, m) of a problem that is alone."""
@@ -134,12 +148,15 @@ class Stack:
         def keep(ended: Ended) -> None:
             found[ended.number] = ended.plan
 
-        with torch.no_grad():
+        # calls take less than where a graph may be recorded, and nothing leaves but copies
+        with torch.inference_mode():
             run(packed, self.rules, keep)
             # plans that miss their marginals have no objective to compare
             ends = self.judged(which, found)
             # steps may lead away from a plan that cost less
-            return ends if before is None else ends.lower(self.judged(which, before))
+            if before is not None:
+                ends = ends.lower(self.judged(which, before))
+        return clone(ends)
 
     def judged(self, which: Tensor, plans: Tensor) -> Ends:
         """Round plans (k, n, m) of problems (k,) to their marginals, and evaluate them."""
@@ -158,7 +175,7 @@ class Stack:
         tiny = torch.finfo(plans.dtype).tiny
         product = (a[:, :, None] * b[:, None, :]).clamp_min(tiny)
         entropy = sums_of(torch.special.xlogy(plans, plans / product))
-        values = terms.quadratic + terms.linear
+        values = terms.quadratic + terms.linear + self.offset
         objectives = values + epsilon * entropy
         if relaxed is not None:
             best = relaxed.settle(*terms[:2], entropy, masses, (a, b), epsilon)
@@ -198,7 +215,7 @@ class Stack:
     def tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the distances of both sides."""
         x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j
-        return x.tables[i[which]], y.tables[j[which]]
+        return taken(x.tables, i[which]), taken(y.tables, j[which])
 
     def weights(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the weights of both sides."""
@@ -209,6 +226,21 @@ class Stack:
 def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
     """Make a function that takes some of the linear costs (B, n, m)."""
     return lambda some: table[some]
+
+
+def _tables_of(coarse: CoarseProblem, loss: Loss) -> list[Tensor]:
+    """Return the tables (s, s) and (t, t) of whose square loss a loss is, up to a constant."""
+    if loss.is_square:
+        return [side.table for side in coarse.sides]
+    assert loss.cross is not None
+    tables = list[Tensor]()
+    for cross, side in zip(loss.cross, coarse.sides, strict=True):
+        table = cross(side.table.double())
+        tables.append(table - side.weights @ table @ side.weights)
+    # tables of one size leave the least constant
+    ratio = float(tables[1].norm() / tables[0].norm())
+    root = math.sqrt(ratio) if 0 < ratio < math.inf else 1.0
+    return [tables[0] * root, tables[1] / root]
 
 
 def _padded(table: Tensor, weights: Tensor, *, narrow: bool) -> packing.Stack:

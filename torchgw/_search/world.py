@@ -67,6 +67,8 @@ class Modes:
         self.factors = float(-4 * problem.alpha) * torch.outer(*values)
         x, y = (each.abs() / each.norm() for each in values)
         self.growth = x * y[0], y * x[0]
+        # at each epsilon that was asked for
+        self._ranks: dict[float, tuple[int, int] | None] = {}
 
     @classmethod
     def of(cls, problem: CoarseProblem) -> Modes | None:
@@ -78,8 +80,10 @@ class Modes:
 
     def ranks(self, share: float) -> tuple[int, int] | None:
         """Count the modes of x and of y that matter at an epsilon; all if ``None``."""
-        p, q = (int((growth > _GROWTH * share).sum()) for growth in self.growth)
-        return (p, q) if self.work((p, q)) < self.work(None) else None
+        if share not in self._ranks:
+            p, q = (int((growth > _GROWTH * share).sum()) for growth in self.growth)
+            self._ranks[share] = (p, q) if self.work((p, q)) < self.work(None) else None
+        return self._ranks[share]
 
     def work(self, ranks: tuple[int, int] | None) -> int:
         """Count the multiplications of a product with so many modes, or with the tables."""
@@ -95,13 +99,17 @@ class Modes:
         if ranks is None:
             return None
         p, q = ranks
-        x, y = self.vectors[0][:, :p], self.vectors[1][:, :q]
-        factors, in_turn = self.factors[:p, :q], torch.linalg.multi_dot
-        found = torch.empty_like(plans)
-        for plan, costs, own in zip(plans, found, base.expand_as(plans), strict=True):
-            inner = in_turn((x.mT, plan, y)).mul_(factors)
-            torch.add(own, in_turn((x, inner, y.mT)), out=costs)
-        return found
+        x, y = (
+            table[:, :count].expand(len(plans), -1, -1)
+            for table, count in zip(self.vectors, ranks, strict=True)
+        )
+        factors, own, (s, t) = self.factors[:p, :q], base.expand_as(plans), self.shape
+        # the shorter products first
+        if p * t * (s + q) <= q * s * (t + p):
+            inner = torch.bmm(torch.bmm(x.mT, plans), y).mul_(factors)
+            return torch.baddbmm(own, x, torch.bmm(inner, y.mT))
+        inner = torch.bmm(x.mT, torch.bmm(plans, y)).mul_(factors)
+        return torch.baddbmm(own, torch.bmm(x, inner), y.mT)
 
 
 # Noise on the product plan of a chain that has no other start. [L323]
@@ -240,7 +248,7 @@ class World:
             plan = plan * (1 + _FAINT * noise).clamp_(0.01)
             plan = plan / plan.sum()
             return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
-        plan, g = self.kick(kind.kick, plan, g, _KICKS, generator)
+        plan, g = self.kick(kind.kick, plan, g, generator)
         return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
 
     def oppose(self, chain: Chain) -> Chain:
@@ -260,23 +268,18 @@ class World:
         return self.costs(plans, share) + torch.einsum("bpi,pj->bij", means, self.column)
 
     def kick(
-        self,
-        kick: tuple[float, float],
-        plan: Tensor,
-        g: Tensor,
-        times: int,
-        generator: torch.Generator,
+        self, kick: tuple[float, float], plan: Tensor, g: Tensor, generator: torch.Generator
     ) -> BatchPlans:
         """Linearise at random rows of a plan (s, t) a few times."""
         epsilon, share = kick
         count = max(2, round(share * len(plan)))
         drawn = [
             torch.randperm(len(plan), device=plan.device, generator=generator)[:count]
-            for _ in range(times)
+            for _ in range(_KICKS)
         ]
         step = partial(_kicked, self.solver)
         given = self._tables, self.base, plan, g, torch.stack(drawn), self._exactly(epsilon)
-        found: BatchPlans = clone(self._call(f"kick {times} {count}", step, *given, in_place=1))
+        found: BatchPlans = clone(self._call(f"kick {count}", step, *given, in_place=1))
         return found
 
     def take(self, name: str, plan: Tensor) -> Chain:

@@ -65,7 +65,7 @@ def solve_batch(
     # Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
     # bounded, so that none overflows. A plain iteration comes last. Nothing is read from the
     # device.
-    if costs.device.type == "cpu" and costs[0].numel() <= _HOST_ENTRIES:
+    if costs.device.type == "cpu" and costs.numel() <= _HOST_ENTRIES * len(costs):
         return _solve_on_host(costs, marginals, g, epsilon, iterations, relaxation - 1)
     a, b = marginals.a.to(costs.dtype)[:, None], marginals.b.to(costs.dtype)
     epsilon = epsilon[:, None, None].to(costs.dtype)
@@ -89,34 +89,34 @@ def _solve_on_host(
 ) -> BatchPlans:
     """Do the same by NumPy, whose calls on few points take a fraction of PyTorch's."""
     start, kind = g.numpy(), g.numpy().dtype
-    rows, columns = (weight.numpy().astype(kind) for weight in marginals)
-    unit = epsilon.numpy().astype(kind)[:, None, None]
+    rows, columns = (weight.numpy().astype(kind, copy=False) for weight in marginals)
+    unit = epsilon.numpy().astype(kind, copy=False)[:, None, None]
     # passes over all entries are left to PyTorch, by powers of two as in `exponentiate_`
     kernel = (g - costs).mul_(torch.from_numpy(_DIGITS / unit))
     kernel = kernel.sub_(kernel.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT * _DIGITS)
     forth = kernel.exp2_().numpy()  # (B, s, t)
     back = forth.swapaxes(1, 2)
-    v = np.repeat(columns[None, None], len(forth), 0)
+    v = np.empty((len(forth), 1, len(columns)), kind)
+    v[:] = columns
     u = rows / (v @ back)
-    new_u, new_v = np.empty_like(u), np.empty_like(v)
-    side_u, side_v = ((np.empty_like(old), *_bounds(old.shape, kind)) for old in (u, v))
-
-    def relax(old: Any, new: Any, side: tuple[Any, ...]) -> None:
-        factor, least, most, smallest, largest = side
-        if excess:
-            np.divide(new, old, out=factor)
-            np.maximum(factor, least, out=factor)
-            np.minimum(factor, most, out=factor)
-            # a square root, which takes a third of the time of a power, where that is one
-            factor **= excess
-            np.multiply(new, factor, out=new)
-        np.minimum(np.maximum(new, smallest, out=old), largest, out=old)
-
+    # v and u: their weights, and the kernel that leads to them
+    sides = [
+        (old, np.empty_like(old), np.empty_like(old), weight, table, _bounds(old.shape, kind))
+        for old, weight, table in ((v, columns, forth), (u, rows, back))
+    ]
+    other = u
     for _ in range(iterations):
-        np.divide(columns, np.matmul(u, forth, out=new_v), out=new_v)
-        relax(v, new_v, side_v)
-        np.divide(rows, np.matmul(v, back, out=new_u), out=new_u)
-        relax(u, new_u, side_u)
+        for old, new, factor, weight, table, (least, most, smallest, largest) in sides:
+            np.divide(weight, np.matmul(other, table, out=new), out=new)
+            if excess:
+                np.divide(new, old, out=factor)
+                np.maximum(factor, least, out=factor)
+                np.minimum(factor, most, out=factor)
+                # a square root, which takes a third of the time of a power, where that is one
+                factor **= excess
+                np.multiply(new, factor, out=new)
+            np.minimum(np.maximum(new, smallest, out=old), largest, out=old)
+            other = old
     v = np.minimum(np.maximum(columns / (u @ forth), SMALLEST), LARGEST)
     kernel.mul_(torch.from_numpy(rows / (v @ back)).mT).mul_(torch.from_numpy(v))
     moved = unit * torch.from_numpy(v / columns).log_().numpy()

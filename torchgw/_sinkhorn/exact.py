@@ -91,11 +91,7 @@ class ExactTransport:
         return self.last
 
     def _nearby(
-        self,
-        rest: Array,
-        worth: tuple[float, float],
-        reached: float,
-        below: float,
+        self, rest: Array, worth: tuple[float, float], reached: float, below: float
     ) -> Vertex:
         """Solve costs less the last prices on the entries that are cheapest, or of the last plan.
 

@@ -6,6 +6,7 @@ cannot.
 """
 
 import math
+import threading
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -13,13 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep
 from torchgw._sinkhorn.eager import SPARSE, entries_of
 from torchgw._sinkhorn.exact import try_scipy
-from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, DenseCost, LinearProblem
+from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, Cost, DenseCost, LinearProblem
+from torchgw._tensors.cuda_graphs import Replayer
 from torchgw._tensors.deadline import fitting, is_over, step_took
-from torchgw._tensors.operations import EQUAL
+from torchgw._tensors.operations import EQUAL, Call, call_directly, clone, inverse
 from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
@@ -43,6 +46,8 @@ _SHARP = 300, 4096
 _STEPS, FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
 # Steps on the entries of a plan take as long as so many iterations. [L564]
 _SLOW = 200
+# Whether a thread has a handle of cuSOLVER.
+_thread = threading.local()
 
 
 class NewtonSteps:
@@ -99,11 +104,25 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
        transport. arXiv:1710.06635.
     """
     problem, (f, g) = prepared.problem, potentials
-    a, b = problem.marginals
+    if g.is_cuda and problem.tau == STRICT:
+        step, told = _recorded_step(prepared, potentials)
+    else:
+        step, told = _step(prepared, potentials)
+    wrong, size = told.tolist()
+    # NaN compares as false
+    if wrong or not size <= LARGEST_STEP:
+        return None
+    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
+
+
+def _step(prepared: PreparedProblem, potentials: Potentials) -> tuple[Tensor, Tensor]:
+    """Compute a step of g over epsilon, (m,); whether it has failed, and its size, (2,)."""
+    problem = prepared.problem
+    (a, b), tau = problem.marginals, problem.tau
     plan = prepared.dense(potentials).double()
-    columns, tau = plan.sum(0), problem.tau
-    strict = tau == STRICT
-    asked = b if strict else b * (g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
+    columns, strict, asked = plan.sum(0), tau == STRICT, b
+    if not strict:
+        asked = b * (potentials.g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
     rows = a if strict else plan.sum(1)
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan * (tau[0] / rows.clamp_min(torch.finfo(a.dtype).tiny))[:, None])
@@ -111,11 +130,27 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     curvature.diagonal().add_((1 + RIDGE) * columns).add_((1 / tau[1] - 1) * asked).add_(b == 0)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     step = torch.cholesky_solve((asked - columns)[:, None], factor)[:, 0]
-    wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
-    # NaN compares as false
-    if wrong or not size <= LARGEST_STEP:
-        return None
-    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
+    return step, torch.stack([failed.double(), step.abs().amax()])
+
+
+def _recorded_step(prepared: PreparedProblem, potentials: Potentials) -> tuple[Tensor, Tensor]:
+    """Compute it by a CUDA graph, as forty launches take longer than what they run."""
+    (cost, marginals, epsilon, _), backend = prepared.problem, prepared.backend
+    units = torch.full((), epsilon, dtype=potentials.g.dtype, device=potentials.g.device)
+
+    def step(cost: Cost, *given: Any) -> tuple[Tensor, Tensor]:
+        # in units of epsilon, which a graph would take for a constant
+        marginals, potentials, units = given
+        problem = LinearProblem(cost.scaled(inverse(units)), marginals, 1.0)
+        return _step(backend.prepare(problem), Potentials(*(part / units for part in potentials)))
+
+    # a thread's first factors allocate, which no capture allows
+    call: Call = call_directly
+    if getattr(_thread, "has_factors", False):
+        call = Replayer(units.device, ("newton", type(backend), cost.shape, potentials.g.dtype))
+    _thread.has_factors = True
+    found: tuple[Tensor, Tensor] = clone(call("step", step, cost, marginals, potentials, units))
+    return found
 
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:

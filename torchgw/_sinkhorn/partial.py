@@ -11,20 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import FEW_NUMBERS
+from torchgw._sinkhorn import loop
 from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
-from torchgw._sinkhorn.loop import (
-    CHECK_EVERY,
-    FURTHEST,
-    NEWTON_BELOW,
-    RIDGE,
-    Plateau,
-    SinkhornResult,
-    attainable,
-    from_larger_epsilon,
-    is_small,
-)
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import NEWTON_STEPS, TINY
@@ -81,6 +71,7 @@ def host_level(
 
 
 Array = NDArray[np.float64]
+Pair = tuple[Array, Array]
 Mask = NDArray[np.bool_]
 
 # The shares of a step that are tried, and how far potentials may move in one, in units of epsilon.
@@ -117,11 +108,7 @@ class _Columns(NamedTuple):
 
 
 def newton_on_bounds(
-    plan: Array,
-    potentials: tuple[Array, Array],
-    weights: tuple[Array, Array],
-    mass: float,
-    tol: float,
+    plan: Array, potentials: Pair, weights: Pair, mass: float, tol: float
 ) -> OnBounds:
     """Go on from a plan of exact rows by Newton's method on the dual.
 
@@ -145,7 +132,7 @@ def newton_on_bounds(
         if not there.gain > here.gain:
             break
         here = there
-        if far := bool(abs(here.u).max() > FURTHEST):
+        if far := bool(abs(here.u).max() > loop.FURTHEST):
             break
     return OnBounds(here.x, here.u, solved, far)
 
@@ -156,13 +143,7 @@ class _Dual:
     # All but the bounds is relative to that plan: potentials of thousands of epsilons would leave
     # rounding of the size of the last steps in the value.
 
-    def __init__(
-        self,
-        plan: Array,
-        potentials: tuple[Array, Array],
-        weights: tuple[Array, Array],
-        mass: float,
-    ) -> None:
+    def __init__(self, plan: Array, potentials: Pair, weights: Pair, mass: float) -> None:
         (f, self.g), (self.a, self.b), self.mass, self.kernel = potentials, weights, mass, plan
         self.rows, self.used = self.a > 0, self.b > 0
         # the level is that of the highest row
@@ -205,7 +186,7 @@ class _Dual:
         parts, together = now[full], now[~full].sum(0)
         shared = parts.T @ (parts / np.maximum(parts.sum(1), TINY)[:, None])
         shared += np.outer(together, together) / max(together.sum(), TINY)
-        curvature = np.diag((1 + RIDGE) * masses) - shared
+        curvature = np.diag((1 + loop.RIDGE) * masses) - shared
         # columns whose mass has underflowed wait for iterations
         free = self.used & ~held & (masses > 1e-30)
         direction = np.where(held, room, 0.0)
@@ -243,7 +224,7 @@ def partial_sinkhorn(
     max_iter: int,
     tol: float,
     from_above: bool = True,
-) -> SinkhornResult:
+) -> loop.SinkhornResult:
     """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass."""
     # Dual coordinate ascent in closed form, which is Dykstra's method with the projections of J.-D.
     # Benamou, G. Carlier, M. Cuturi, L. Nenna, G. Peyre. Iterative Bregman projections for
@@ -266,17 +247,17 @@ def partial_sinkhorn(
     kernel: _Kernel | None = None
     if storable and start is not None:
         kernel = make_kernel(prepared, Potentials(start.f, g))
-    tol = attainable(tol, cost.dtype)
+    tol = loop.attainable(tol, cost.dtype)
     acceleration, done, failures = Anderson(), 0, 0
-    few = is_small(prepared)
-    wait = _SLOW if from_above else CHECK_EVERY
+    few = loop.is_small(prepared)
+    wait = _SLOW if from_above else loop.CHECK_EVERY
     slow = wait if few else max_iter
-    plateau, previous = Plateau(tol, wanted=from_above), math.inf
+    plateau, previous = loop.Plateau(tol, wanted=from_above), math.inf
     before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
 
     while True:
         # one exact iteration is enough to make a kernel from
-        count = min(1 if storable and kernel is None else CHECK_EVERY, max_iter - done)
+        count = min(1 if storable and kernel is None else loop.CHECK_EVERY, max_iter - done)
         found = _iterate(kernel or prepared, g, marginals, count, epsilon, mass)
         moved = torch.zeros_like(found.error)
         if kernel is not None:
@@ -290,7 +271,7 @@ def partial_sinkhorn(
         done += count
         if error <= tol or done >= max_iter or not math.isfinite(error) or is_over():
             break
-        most = max_iter - done - CHECK_EVERY
+        most = max_iter - done - loop.CHECK_EVERY
         stays = plateau.reached(previous, error, count, most)
         previous = error
         if few and (stays or done >= slow):
@@ -299,7 +280,7 @@ def partial_sinkhorn(
             wait = wait if solved else _PATIENCE * wait
             slow = done + wait
         elif not stays:
-            g = acceleration.next(g, found.g_next) if error < NEWTON_BELOW else found.g_next
+            g = acceleration.next(g, found.g_next) if error < loop.NEWTON_BELOW else found.g_next
             g = g.clamp_max(0.0)
             if storable and kernel is None:
                 kernel = make_kernel(prepared, found.potentials)
@@ -308,14 +289,14 @@ def partial_sinkhorn(
         if stays:
             before = found.potentials, error
             again = partial(partial_sinkhorn, mass=mass, from_above=False)
-            nearer, used = from_larger_epsilon(prepared, found.potentials, most, again, _RISE)
+            nearer, used = loop.from_larger_epsilon(prepared, found.potentials, most, again, _RISE)
             g, done, previous = nearer.g, done + used, math.inf
             storable, failures = isinstance(cost, DenseCost), 0
             wait, slow = _SLOW, done + _SLOW
     if before is not None and error > before[1]:
         # too few iterations were left to come back to the epsilon asked for
-        return SinkhornResult(*before, done, converged=False)
-    return SinkhornResult(found.potentials, error, done, error <= tol)
+        return loop.SinkhornResult(*before, done, converged=False)
+    return loop.SinkhornResult(found.potentials, error, done, error <= tol)
 
 
 def _by_newton(
@@ -341,7 +322,7 @@ def _by_newton(
 
 def _on_host(
     prepared: PreparedProblem, start: Potentials | None, *, mass: float, max_iter: int, tol: float
-) -> SinkhornResult:
+) -> loop.SinkhornResult:
     """Solve a small problem of another device on the host."""
     cost, marginals = prepared.problem.cost.dense().matrix, prepared.problem.marginals
     weights = Marginals(*(part.cpu() for part in marginals))

@@ -15,13 +15,7 @@ from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import MarginalRule, Problem
-from torchgw._search.all_points import (
-    is_smeared,
-    is_structured,
-    search_all_points,
-    search_twice,
-    tells_all,
-)
+from torchgw._search import all_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
 from torchgw._search.population import Ending, follow_starts, noisy_product
 from torchgw._search.stack import Stack, can_stack, neighbourhoods
@@ -111,7 +105,8 @@ def _as_guess(init: Any, marginals: Marginals, mass: float | None) -> Guess:
             f"`{name}` is a {type(plan).__name__}, which is read by products alone. Pass "
             f"`{name}.to_dense()`."
         )
-    table = to_tensor("init", init)
+    # a matching has pairs
+    table = to_tensor("init", getattr(init, "pairs", init))
     if not table.dtype.is_floating_point and table.dtype is not torch.bool:
         return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
     return Guess(StoredPlan(check_plan(table, shape, mass).to(device)), None, 0.0)
@@ -132,6 +127,10 @@ def from_alternative(found: Alternative, device: torch.device) -> Guess:
 
 
 def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.device) -> Potentials:
+    if any(isinstance(item, Alternative) for item in init):
+        raise InvalidInputError(
+            f"`init` has {len(init)} optima of a search. Pass one, as result.alternatives[1]."
+        )
     if len(init) != 2:
         raise InvalidInputError(
             f"`init` as a tuple must be a pair of potentials (f, g); got {len(init)} items. "
@@ -223,7 +222,7 @@ def first_guess(
     search = find_optima(searched, epsilon, count, backend, made, match=copies, chains=chains)
     if match is not None:
         # a search on few points may say nothing of the others, and so nothing of other optima
-        told = is_whole(searched, search) or is_structured(searched, search)
+        told = is_whole(searched, search) or all_points.is_structured(searched, search)
         if not told:
             return guess, Search((), math.nan)
         return guess, search if standard is None else standard.lift(search)
@@ -232,7 +231,7 @@ def first_guess(
     matched = match_points(searched) if unsure or not search.alternatives else None
     alone = matched is not None and not search.alternatives
     if sample is None:
-        search = search_all_points(
+        search = all_points.search_all_points(
             searched, epsilon, search, options.n_init, options.search, again,
             backend=backend, told=options.told == "all",
             sharpened=options.regularization == "proximal",
@@ -259,7 +258,7 @@ def first_guess(
 
 def best_found(problem: Problem, search: Search) -> Guess:
     """Begin at the best optimum that a search has found."""
-    if is_smeared(problem, search):
+    if all_points.is_smeared(problem, search):
         # begun at the smaller epsilon of the optimum, the plan would stay where it is
         return PRODUCT
     guess = from_alternative(search.alternatives[0], problem.source.device)
@@ -320,7 +319,7 @@ def _search(
     represented = None if problem.loss.cross is None else represent(problem)
     how = strategy.options.search
     if represented is None:
-        return search_twice(problem, how, again, relaxed=True)
+        return all_points.search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
     sides, support = coarse.sides, support_of(problem, *coarse.sides)
     tables = [
@@ -335,16 +334,12 @@ def _search(
     most = limits_of(problem.source.device).few_points
     many = max(len(side.indices) for side in sides) > most
     if many and strategy.options.n_init is None:
-        return search_twice(problem, how, again, relaxed=True)
+        return all_points.search_twice(problem, how, again, relaxed=True)
     small = Problem(
-        source,
-        target,
-        Marginals(*(side.weights.cpu() for side in sides)),
-        problem.alpha,
-        None if coarse.linear is None else DenseCost(coarse.linear.cpu()),
-        problem.loss,
+        source, target, Marginals(*(side.weights.cpu() for side in sides)), problem.alpha,
+        None if coarse.linear is None else DenseCost(coarse.linear.cpu()), problem.loss,
         None if support is None else support.cpu(),
-    )
+    )  # fmt: skip
     level = strategy.soft_rule
     assert level is not None
     epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * strategy.mass
@@ -387,8 +382,8 @@ def _search(
         alternatives = tuple(replace(one, epsilon=0.0) for one in alternatives)
         return Search(alternatives, float("nan"), doubt=doubt)
     found_by_few = Search(alternatives, float("nan"), resolution=represented.resolution)
-    if not tells_all(problem, found_by_few):
-        found_by_few = search_twice(problem, how, again, relaxed=True)
+    if not all_points.tells_all(problem, found_by_few):
+        found_by_few = all_points.search_twice(problem, how, again, relaxed=True)
     return found_by_few._replace(alternatives=alternatives)
 
 

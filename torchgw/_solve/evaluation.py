@@ -81,13 +81,9 @@ def settle(
             prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
         last_phase(_NUMBERS)
         inner = solve_linear(
-            setting,
-            prepared,
-            start,
-            max_iter=options.inner_max_iter,
-            tol=_settled_tolerance(setting, epsilon),
-            min_iter=SETTLE_ITERATIONS,
-        )
+            setting, prepared, start, max_iter=options.inner_max_iter,
+            tol=_settled_tolerance(setting, epsilon), min_iter=SETTLE_ITERATIONS,
+        )  # fmt: skip
         value = setting.gradient.dual_value(inner.potentials, state.coupling, epsilon)
         check_finite(float(value), inner.error, epsilon)
         setting.recorder.settle_iterations = inner.n_iters
@@ -115,28 +111,24 @@ def _settled_tolerance(setting: Setting, epsilon: float) -> float:
     return max(least, MET if rough else 0.0)
 
 
-class LeftSaddle(NamedTuple):
-    """Whether settling has led away from a saddle point."""
-
-    state: LoopState | None  # to go on from, if it has
-    coupling: Coupling | None  # of the settled plan, if it was looked at
-
-
-def leaves_saddle(setting: Setting, state: LoopState, plan: TransportPlan) -> LeftSaddle:
-    """Look whether settling has led away from a saddle point."""
+def leaves_saddle(
+    setting: Setting, state: LoopState, plan: TransportPlan
+) -> tuple[LoopState | None, Coupling | None]:
+    """Look whether settling has led away from a saddle point; if so, from where to go on."""
     # Symmetry holds the iteration at a saddle point until rounding has grown: steps that looked
-    # settled then grow by a factor in each iteration.
+    # settled then grow by a factor in each iteration. Also returns the coupling of the settled
+    # plan, if it was looked at.
     gradient, history = setting.gradient, setting.recorder.history
     plain = gradient.exact and not setting.anneal.proximal and state.solved is None
     if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:
-        return LeftSaddle(None, None)
+        return None, None
     latest = gradient.update(plan, state.latest, setting.generator)
     before = max(history[-1].change, history[-1].marginal_error)
     before = max(before, inner_tolerance(setting, plan.epsilon))
     # as its marginals may miss what was asked for [L547]
     if float(latest.change(state.coupling)) <= CONTRADICTION * before:
-        return LeftSaddle(None, latest)
-    return LeftSaddle(state._replace(coupling=latest, latest=latest, start=plan.potentials), latest)
+        return None, latest
+    return state._replace(coupling=latest, latest=latest, start=plan.potentials), latest
 
 
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:
@@ -308,19 +300,14 @@ def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]
     return sums[:, :-1] * share[:, None].to(sums.dtype), share
 
 
-class Half(NamedTuple):
-    """What is read of a plan between points of one side and the cells of the other."""
-
-    plan: TransportPlan  # whose rows have their weights
-    means: Tensor  # its product with a table, (n, k)
-    moved: Tensor  # the potentials of the cells, by their masses in it, ()
-
-
-def half_step(prepared: PreparedProblem, other: Tensor, table: Tensor) -> Half:
+def half_step(
+    prepared: PreparedProblem, other: Tensor, table: Tensor
+) -> tuple[TransportPlan, Tensor, Tensor]:
     """Give rows the potentials with which they have their weights, those of the cells known."""
+    # Also returns what is read of that plan: its product with a table, (n, k), and the potentials
+    # of the cells, by their masses in it, ().
     plan = TransportPlan.of(prepared, Potentials(prepared.softmin(other, axis=1), other))
-    means, moved = _means(plan, table)
-    return Half(plan, means, moved)
+    return plan, *_means(plan, table)
 
 
 def _means(plan: TransportPlan, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -418,14 +405,10 @@ def evaluate_relaxed(
         whole = terms.whole, mass, math.prod(rule.totals)
         kl = divergence(*whole) if simple else quadratic_divergence(*whole) / 2
     return plan.replaced(shifted, weights, masses), Evaluation(
-        masses,
-        rule.violation(masses, weights),
+        masses, rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
-        mass * linear,
-        kl,
-        mass,
-        penalty,
-    )
+        mass * linear, kl, mass, penalty,
+    )  # fmt: skip
 
 
 def judge(

@@ -109,16 +109,15 @@ _PRODUCT, _MINIMUM = 4.5, 60_000.0
 _USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
 # The same at a large epsilon, and from which share of the natural scale on that is one. [L1590]
 _BLURRED, _BLURRED_FROM = (1, 8), 0.05
-# Sinkhorn iterations of a cost that samples have moved; and how many times as long an iteration
-# takes whose marginals are bounds. [L1591]
-_PERTURBED_INNER, _BOUNDED = 200, 4.0
+# Sinkhorn iterations of a cost that samples have moved; and how many times as long iterations take
+# whose marginals are bounds, and starts that are followed with relaxed ones. [L1379, L1591, L1896]
+_PERTURBED_INNER, _RELAXED = 200, 4.0
 # Share of the iterations that is left from a start that a search has found, the best or another,
 # and share of a solve after which those from others are left behind. [L1563, L1598]
 _FOUND = 0.5
 # Seconds of a solve beside its iterations, and of a search on few points; of starts that are
-# followed on all points, and of these for each point of the larger side; by how many times these
-# take longer with relaxed marginals, but for squared penalties. [L1379, L1560, L1590, L1886]
-_START, _COARSE, _FOLLOWED, _POINT, _RELAXED = 0.01, 0.05, 0.5, 0.021, 3.0
+# followed on all points, and of these for each point of the larger side. [L1379, L1560, L1590]
+_START, _COARSE, _FOLLOWED, _POINT = 0.01, 0.05, 0.5, 0.021
 # How many times the longer time, beside repairs, a solve takes at most whose starts do not agree:
 # others are repaired, and edges of graphs are matched. [L1642]
 _TIMES = 3.0
@@ -184,7 +183,7 @@ class Forecast(NamedTuple):
         facts, each = self.facts, self.iteration
         if self.gradient == "sampled" and facts.products:
             each += slowness() * _PERTURBED_INNER * (_ITERATION + _ENTRY * facts.entries)
-        return each * (_BOUNDED if facts.rule == "partial" else 1.0)
+        return each * (_RELAXED if facts.rule == "partial" else 1.0)
 
     def seconds(self, limits: Limits, moves: Collection[str]) -> tuple[float, float]:
         """Model what a solve takes, and what if its search follows starts on all points."""

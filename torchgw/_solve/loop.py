@@ -7,21 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._gradients.contract import Coupling, Gradient
+from torchgw._gradients.contract import Coupling
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import spread
-from torchgw._sinkhorn.annealing import (
-    ANNEALING_TOLERANCE,
-    LENGTHENING,
-    MET,
-    SETTLING,
-    SETTLING_WINDOW,
-    SHORT_STEP,
-    WINDOW,
-    Anderson,
-    Annealing,
-)
+from torchgw._sinkhorn import annealing
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
@@ -128,12 +118,15 @@ class Descent:
             return False
         quadratic = verdict.before - verdict.own / 2
         self.values.append(last.dual - last.now + quadratic - self._constant)
-        if len(self.values) <= WINDOW:
+        if len(self.values) <= annealing.WINDOW:
             return False
         value = self.values[-1]
-        fall = (self.values[-1 - WINDOW] - value) / WINDOW
-        recent, earlier = self._changes[-SETTLING_WINDOW:], self._changes[:-SETTLING_WINDOW]
-        settling = min(recent) <= SETTLING * min(earlier, default=math.inf)
+        fall = (self.values[-1 - annealing.WINDOW] - value) / annealing.WINDOW
+        recent, earlier = (
+            self._changes[-annealing.SETTLING_WINDOW :],
+            self._changes[: -annealing.SETTLING_WINDOW],
+        )
+        settling = min(recent) <= annealing.SETTLING * min(earlier, default=math.inf)
         least = self._tol * abs(value)
         if self._risen:
             return True
@@ -176,45 +169,31 @@ class NextPoint:
     # that turn back), or one further on in the same direction: by Anderson's method near a fixed
     # point, by Nesterov's where dense iteration is slow (equation 18).
 
-    def __init__(
-        self,
-        gradient: Gradient,
-        anneal: Annealing,
-        marginals: Marginals,
-        generator: torch.Generator,
-    ) -> None:
-        self._gradient, self._anneal, self._generator = gradient, anneal, generator
-        self._anderson = Anderson()
-        self._nesterov = Nesterov(marginals, wanted=anneal.patient)
+    def __init__(self, setting: Setting) -> None:
+        self._gradient, self._anneal = gradient, anneal = setting.gradient, setting.anneal
+        self._generator, self._anderson = setting.generator, annealing.Anderson()
+        self._nesterov = Nesterov(setting.marginals, wanted=anneal.patient)
         self._held = anneal.shortened and gradient.exact
         if self._held:
             self._length = StepLength(_FIRST_HELD, _SHORTEST_HELD)
         else:
             # noise turns the steps of samples back, however short these are
-            self._length = StepLength(shortest=0.0 if gradient.exact else SHORT_STEP)
+            self._length = StepLength(shortest=0.0 if gradient.exact else annealing.SHORT_STEP)
 
     def __call__(
-        self,
-        point: Coupling,
-        latest: Coupling,
-        previous: Coupling,
-        change: float,
-        annealed: int,
-        *,
-        met: bool,
+        self, point: Coupling, latest: Coupling, previous: Coupling, reached: "_Reached"
     ) -> Coupling:
         """Choose the next point, after ``latest`` and the coupling ``previous`` before it."""
-        # `met` says whether the plan meets its marginals; steps to other plans are not
-        # extrapolated.
-        gradient, share = self._gradient, self._anneal.share(annealed)
-        at_target = self._anneal(annealed) <= self._anneal.end
+        gradient, share = self._gradient, self._anneal.share(reached.annealed)
+        at_target, change = reached.at_target, reached.verdict.change
         if share == 1 and (gradient.shortens or self._held):
             share = self._length.next(latest.minus(point))
         if share < 1:
             return point.mean(latest, share, self._generator)
         if at_target and change < gradient.linear_below:
             return latest.with_vector(self._anderson.next(point.vector(), latest.vector()))
-        slow = gradient.momentum and met
+        # steps to plans that miss their marginals are not extrapolated
+        slow = gradient.momentum and reached.met
         if slow and self._nesterov.wanted(change if at_target else math.inf):
             past = (coupling.vector() for coupling in (point, latest, previous))
             return latest.with_vector(self._nesterov.next(*past))
@@ -237,7 +216,7 @@ class StepLength:
         """Choose the length of a step in some direction, as a share of it."""
         if self._direction is not None:
             back = float((direction * self._direction).sum()) < 0
-            longer = min(1.0, LENGTHENING * self._share)
+            longer = min(1.0, annealing.LENGTHENING * self._share)
             self._share = max(self._share / 2, self._shortest) if back else longer
         self._direction = direction
         return self._share
@@ -297,8 +276,9 @@ class Nesterov:
         return following
 
 
-# Sinkhorn iterations that what follows the loop takes the time of, at least. [L1294]
-_TAIL = 40
+# Sinkhorn iterations that what follows the loop takes the time of, at least; and how many times as
+# long as the products of an outer iteration those of the plan's numbers take. [L1294, L1917]
+_TAIL, _EVALUATED = 40, 2.0
 # Change of a plan, relative, up to which it is as good as the point that shortened steps have led
 # to. [L1451]
 _HELD = 1e-4
@@ -320,7 +300,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     step = choose_step(
         Step(gradient, marginals, setting.backend, generator, setting.store, anneal.proximal)
     )
-    follow, ending = NextPoint(gradient, anneal, marginals, generator), _Ending(setting)
+    follow, ending = NextPoint(setting), _Ending(setting)
     pace = Pace(setting)
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
@@ -333,6 +313,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
 
         with recorder.timed("cost"):
             cost = step.linearise(point)
+        swept = perf_counter()
         with recorder.timed("sinkhorn"):
             prepared = prepare(setting, cost, epsilon)
             max_iter, tol = pace.limits(wanted, at_target=at_target, first=first)
@@ -343,6 +324,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             )
             if at_target:
                 inner = pace.until_met(inner, prepared)
+        swept = perf_counter() - swept
         with recorder.timed("coupling"):
             latest, told = step.update(prepared, inner.potentials, point, state.latest)
             verdict = Verdict(*told.tolist())
@@ -350,7 +332,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             reachable = max(wanted, setting.rounding(epsilon))
             met = pace.meets(inner, at_target=at_target)
             reached = _Reached(prepared, inner, verdict, annealed, reachable, at_target, met)
-            coupling = follow(point, latest, state.latest, verdict.change, annealed, met=met)
+            coupling = follow(point, latest, state.latest, reached)
             start = look_ahead(anneal, annealed, inner.potentials, state.potentials)
         state = LoopState(
             coupling, latest, inner.potentials, start, done=done + 1, annealed=annealed + 1
@@ -362,7 +344,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             ending.objective(verdict),
         )  # fmt: skip
         # the last marginals and the numbers of the plan take about so long in float64
-        keep(_TAIL * (perf_counter() - clock) / max(1, inner.n_iters))
+        products = perf_counter() - clock - swept
+        keep(_TAIL * swept / max(1, inner.n_iters) + _EVALUATED * products)
         if recorder.add(entry):
             plan, solved = TransportPlan.of(prepared, inner.potentials), None
             dense = gradient.exact and gradient.in_factors() is None
@@ -371,7 +354,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             return state._replace(status=Status.STOPPED, solved=solved)
 
         settled = at_target and gradient.exact and verdict.change <= reachable
-        drowned = not met and setting.rounding(epsilon) > MET
+        drowned = not met and setting.rounding(epsilon) > annealing.MET
         pace.learn(inner, verdict.change, at_target=at_target, settled=settled, drowned=drowned)
         status = ending.status(reached, settled=settled, stuck=pace.stuck)
         if status is not None:
@@ -496,8 +479,10 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
     if guess.linear:
         coupling = gradient.update(_best_linear(setting, guess.epsilon), None, setting.generator)
     elif guess.plan is None and support is not None:
-        coupling = gradient.update(_most_even(setting, support), None, setting.generator)
-        coupling = coupling.perturbed()
+        # the plan nearest to a x b on it
+        nothing = torch.zeros(support.shape, dtype=setting.dtype, device=support.device)
+        even = _rough(setting, DenseCost(nothing), 1.0)
+        coupling = gradient.update(even, None, setting.generator).perturbed()
     elif guess.plan is None:
         coupling = gradient.start().perturbed()
     else:
@@ -507,12 +492,6 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
     if potentials is not None and guess.whole:
         potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
     return LoopState(coupling, coupling, potentials, potentials)
-
-
-def _most_even(setting: Setting, support: Tensor) -> Plan:
-    """Compute the plan nearest to a x b on a support, roughly."""
-    nothing = torch.zeros(support.shape, dtype=setting.dtype, device=support.device)
-    return _rough(setting, DenseCost(nothing), 1.0)
 
 
 def _best_linear(setting: Setting, share: float) -> Plan:
@@ -526,5 +505,5 @@ def _best_linear(setting: Setting, share: float) -> Plan:
 def _rough(setting: Setting, cost: Cost, epsilon: float) -> Plan:
     """Solve a linear problem, roughly."""
     prepared = prepare(setting, cost, epsilon)
-    inner = solve_linear(setting, prepared, None, max_iter=INNER, tol=ANNEALING_TOLERANCE)
+    inner = solve_linear(setting, prepared, None, max_iter=INNER, tol=annealing.ANNEALING_TOLERANCE)
     return TransportPlan.of(prepared, inner.potentials)

@@ -163,21 +163,23 @@ def finish(
     plan: TransportPlan,
     state: LoopState,
     coupling: Coupling | None = None,
-    begun: Plan | None = None,
+    guess: Guess = PRODUCT,
 ) -> Ending:
     """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers."""
     # Also say what status it deserves. It is polished to no higher than what the solve had `begun`
-    # at, if that was a plan.
+    # at, if that was a plan of all points; and where it was stopped it is no higher than that, or
+    # than such a plan of few points.
     clock, recorder, status = perf_counter(), setting.recorder, state.status
-    epsilon, polished, unpolished = plan.epsilon, None, None
+    epsilon, polished, unpolished, begun = plan.epsilon, None, None, guess.plan
     solved = state.solved
     if strategy.options.polish and is_over():
         # even the first step solves a linear problem without entropy, which has no early end
         status = Status.STOPPED
     elif strategy.options.polish:
         unpolished, solved, coupling = plan, None, None
+        sharp = begun if guess.epsilon == 0 else None
         plan, polished = polish(
-            setting.gradient, plan, setting.rule, setting.generator, begun, setting.problem.support
+            setting.gradient, plan, setting.rule, setting.generator, sharp, setting.problem.support
         )
         epsilon = 0.0
         if not polished.stationary and is_over():
@@ -185,10 +187,19 @@ def finish(
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)
-    rounded = _rounded(setting, plan) if status is Status.STOPPED and polished is None else None
-    if rounded is not None:
-        unpolished, plan, solved, coupling = plan, rounded, None, None
+    stopped = status is Status.STOPPED and polished is None and _may_round(setting, plan.shape)
+    settled = plan
+    if stopped and _misses(setting, plan):
+        plan, solved, coupling = _rounded(plan.to_dense().double(), plan.weights), None, None
+        unpolished = settled
     plan, evaluation = _appraise(setting, plan, epsilon, solved, coupling)
+    whole = _of_all_points(setting.problem, begun) if stopped and begun is not None else None
+    if whole is not None:
+        alpha, target = setting.problem.alpha, setting.anneal.target
+        other = _rounded(whole, plan.weights)
+        numbers = evaluate(setting, other, target)
+        if numbers.objective(alpha, target) < evaluation.objective(alpha, target):
+            unpolished, plan, evaluation, epsilon = settled, other, numbers, target
     promised = promised_error(setting)
     # where all plans cost the same, rounding decides nothing, and its size does not matter
     constant = strategy.constant
@@ -222,23 +233,47 @@ def finish(
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
 
 
-def _rounded(setting: Setting, plan: TransportPlan) -> TransportPlan | None:
-    """Round a plan whose solve was cut to its marginals, if it misses them and a table is kept."""
+def _may_round(setting: Setting, shape: tuple[int, int]) -> bool:
+    """Whether a plan whose solve was cut is rounded to its marginals: they are strict."""
     # What rounding spreads would leave a support, relaxed marginals are none to be met, and
     # derivatives are those of potentials. Larger plans would take longer than there is time.
     problem, rule, options = setting.problem, setting.rule, setting.options
     free = problem.support is None and problem.restriction is None
     strict = rule is None and free and options.differentiable is None
-    if not strict or plan.shape[0] * plan.shape[1] > limits_of(plan.device).subsample:
-        return None
+    return strict and shape[0] * shape[1] <= limits_of(problem.source.device).subsample
+
+
+def _misses(setting: Setting, plan: TransportPlan) -> bool:
+    """Whether a plan misses its marginals by more than a solve in float64 would."""
     missed = sum(
         float((mass - weight).abs().sum())
         for mass, weight in zip(plan.marginals(), plan.weights, strict=True)
     )
-    # that of float64, in which a solve that is late has not ended
-    if missed <= promised_error(replace(setting, dtype=torch.float64)):
+    return missed > promised_error(replace(setting, dtype=torch.float64))
+
+
+def _of_all_points(problem: Problem, begun: Plan) -> Tensor | None:
+    """Make a plan of all points, (n, m), of one that may be of few: others go with the nearest."""
+    if begun.shape != problem.shape:
         return None
-    return plan_of(round_to_marginals(plan.to_dense().double(), *plan.weights), plan.weights)
+    table: Tensor = begun.to_dense().double()
+    for axis, (side, weight) in enumerate(zip(problem.sides, problem.marginals, strict=True)):
+        known = (table.sum(1 - axis) > 0).nonzero()[:, 0]
+        if len(known) == len(weight):
+            continue
+        if not side.cheap_columns or not len(known):
+            return None
+        nearest = side.columns(known).argmin(1)
+        masses = weight.new_zeros(len(known)).index_add_(0, nearest, weight)
+        share = weight / masses[nearest].clamp_min(torch.finfo(weight.dtype).tiny)
+        table = table.index_select(axis, known[nearest])
+        table = table * (share[:, None] if axis == 0 else share)
+    return table
+
+
+def _rounded(plan: Tensor, weights: Marginals) -> TransportPlan:
+    """Round a plan (n, m), float64, to its marginals."""
+    return plan_of(round_to_marginals(plan, *weights), weights)
 
 
 def _appraise(
@@ -300,18 +335,13 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
     polished = Polished(steps=0, stationary=True, gap=0.0)
     sides = problem.sides
     return Outcome(
-        ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None),
-        strategy=strategy,
+        ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None), strategy=strategy,
         potentials=Potentials(*map(torch.zeros_like, problem.marginals)),
         backend=choose_backend(options.backend, problem.source.device, torch.float64).name,
-        n_anchors=None,
-        noise=None,
-        search=search,
-        recorder=recorder,
-        known=Linearised("dense", sides, entries, problem.alpha, problem.loss),
-        resolution=None,
+        n_anchors=None, noise=None, search=search, recorder=recorder,
+        known=Linearised("dense", sides, entries, problem.alpha, problem.loss), resolution=None,
         route=strategy.route,
-    )
+    )  # fmt: skip
 
 
 # Points per side of a subsample: with so many the coupling is known to a few percent in a second.
@@ -455,9 +485,7 @@ def run_stages(
     if not setting.gradient.exact:
         # the anchors are kept; only their last linear problem is solved in the other dtype
         return replace(setting, dtype=dtypes.settle), state
-    setting = strategy.setting(
-        dtypes.settle, options.tol, setting.anneal, setting.generator, setting.recorder
-    )
+    setting = strategy.stage(setting, dtypes.settle, options.tol)
     again = dtypes.again and not strategy.proximal_polished and state.status is not Status.FLAT
     return setting, iterate(setting, state) if again else state
 
@@ -591,9 +619,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
         # factors in the dtype of the loop take half as much once more, and are made again
         loop, setting = setting.dtype, strategy.in_float64(setting)
         state, resolved = solve_on_cells(strategy, setting, state, tolerance)
-        setting = strategy.setting(
-            loop, setting.tol, setting.anneal, setting.generator, setting.recorder
-        )
+        setting = strategy.stage(setting, loop)
         if resolved is None:
             state = in_dtype(loop, state)
     if resolved is None:
@@ -612,11 +638,11 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, setting.dtype)
-        while (left := leaves_saddle(setting, state, plan)).state is not None:
-            plan, state = settle(setting, iterate(setting, left.state), setting.dtype)
-        guess = start.guess
-        begun = guess.plan if guess.epsilon == 0 else None
-        ending = finish(strategy, setting, plan, state, left.coupling, begun)
+        further, known = leaves_saddle(setting, state, plan)
+        while further is not None:
+            plan, state = settle(setting, iterate(setting, further), setting.dtype)
+            further, known = leaves_saddle(setting, state, plan)
+        ending = finish(strategy, setting, plan, state, known, start.guess)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
     else:
@@ -632,15 +658,9 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials
     return Outcome(
-        ending=ending,
-        strategy=strategy,
-        potentials=Potentials(f + gradient.row, g + gradient.column),
-        backend=setting.backend.name,
-        n_anchors=gradient.n_anchors,
-        noise=gradient.noise(state.coupling),
-        search=search,
-        recorder=setting.recorder,
-        known=gradient.remember(state.coupling, setting.marginals),
-        resolution=resolved and resolved.resolution,
-        route=strategy.route,
-    )
+        ending=ending, strategy=strategy,
+        potentials=Potentials(f + gradient.row, g + gradient.column), backend=setting.backend.name,
+        n_anchors=gradient.n_anchors, noise=gradient.noise(state.coupling), search=search,
+        recorder=setting.recorder, known=gradient.remember(state.coupling, setting.marginals),
+        resolution=resolved and resolved.resolution, route=strategy.route,
+    )  # fmt: skip

@@ -340,12 +340,9 @@ def _extend(
     status = judge(status, found, problem, setting.gradient, tolerance, constant=False)
     value = found.quadratic.value
     resolution = Resolution(
-        (len(cells.problem.marginals.a), len(cells.problem.marginals.b)),
-        tolerance,
-        error,
-        _MEASURED,
-        None if before is None else abs(value - before) / max(abs(value), TINY),
-    )
+        (len(cells.problem.marginals.a), len(cells.problem.marginals.b)), tolerance, error,
+        _MEASURED, None if before is None else abs(value - before) / max(abs(value), TINY),
+    )  # fmt: skip
     state = state._replace(
         coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None
     )
@@ -414,13 +411,13 @@ def _half(
         part = rows(itemgetter(some))
         cost = columns._replace(left=part.left, row=part.row)
         prepared = _prepare(strategy, cost, Marginals(weights.a[some], weights.b))
-        half = half_step(prepared, other, torch.cat(tables, dim=1))
-        potential[some] = half.plan.potentials.f
-        means, images = half.means.tensor_split([factors.shape[1]], dim=1)
+        plan, means, moved = half_step(prepared, other, torch.cat(tables, dim=1))
+        potential[some] = plan.potentials.f
+        means, images = means.tensor_split([factors.shape[1]], dim=1)
         by_linear = 0.0
         if linear is not None:
             by_linear = moved_linear(linear.rows(some), images, weights.a[some])
-        return inner_products(own[some], means), half.moved, by_linear
+        return inner_products(own[some], means), moved, by_linear
 
     found = [read(torch.cat(blocks[first::count])) for first in range(count)]
     couplings, moves, linears = zip(*found, strict=True)

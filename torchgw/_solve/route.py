@@ -120,7 +120,9 @@ class Route(NamedTuple):
         )  # fmt: skip
         # a plan that is far from its end keeps most tiles, so that costs are stored if they may be
         stored = storage.stored or storage.storable
-        each = _iteration(facts, self.gradient.chosen, self.n_anchors, self.dtypes, stored=stored)
+        each = _iteration(
+            facts, self.gradient.chosen, self.n_anchors, self.dtypes, stored=stored, tiled=False
+        )
         return self._replace(storage=storage, each=each)
 
     def at_match(self) -> "Route":
@@ -130,7 +132,7 @@ class Route(NamedTuple):
             begin=(Choice("start", match, "any other costs more by what is known of the match"),)
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Say it in some lines."""
         first, *others = self.begin
         lines = [
@@ -370,7 +372,8 @@ def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str)
 def can_halve(facts: Facts, limits: Limits, gradient: str) -> bool:
     """Whether products of float32 tables may be made of half-precision ones, and that pays."""
     plain = facts.plain and facts.rule == "strict"
-    return gradient == "dense" and plain and facts.entries >= limits.half
+    large = facts.device == "cuda" and facts.entries >= limits.float64
+    return gradient == "dense" and plain and large
 
 
 def _searched(facts: Facts, options: Options) -> bool:
@@ -408,7 +411,7 @@ MOVES = (
     ),
     Move(
         "few points", "16 starts on a few points of each side, the best 3 on 256",
-        "always, but where some pairs are not allowed and there are more",
+        "always; of more points where all pairs are allowed",
         lambda facts, options, limits: (
             _searched(facts, options)
             and not (facts.restricted and facts.larger > limits.few_points)
@@ -463,7 +466,7 @@ MOVES = (
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
         "always; chains first where few points leave it open, or their ends disagree",
         lambda facts, options, limits: (
-            _follows(facts, options, limits) and facts.plain
+            _follows(facts, options, limits) and not any(facts.directed)
             and facts.entries <= limits.stacked
         ),
         lambda limits: f"{limits.stacked:,} pairs",
@@ -540,7 +543,7 @@ MOVES = (
         "with `unbalanced` or `mass`; few points are searched where these leave a doubt",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.plain
-            and facts.linear is None
+            and not facts.restricted
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
@@ -639,13 +642,7 @@ def make_route(
 
 
 def _iteration(
-    facts: Facts,
-    gradient: str,
-    n_anchors: int,
-    dtypes: Dtypes,
-    *,
-    stored: bool,
-    tiled: bool = False,
+    facts: Facts, gradient: str, n_anchors: int, dtypes: Dtypes, *, stored: bool, tiled: bool
 ) -> float:
     """Model the seconds of an outer iteration, on this CPU if it is one."""
     rank = facts.cost_rank(gradient, n_anchors)

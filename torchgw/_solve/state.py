@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torchgw._boundary.archive import check_writable, read_archive, write_archive
-from torchgw._boundary.trees import Decoder, Encoder
+from torchgw._boundary.trees import Decoder, encode
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._gradients.dense import PlanMatrix
@@ -83,32 +83,29 @@ class Options(table.Options):
         if self.rule is None:
             return
         differentiable, checkpoint = self.differentiable is not None, self.checkpoint is not None
-        with_squares = {
-            "`differentiable` follows penalties by entropy": differentiable,
-            "`checkpoint` keeps one solve of several": checkpoint,
-            "`alpha=0` is unbalanced transport, which ot.solve has": weight == 0,
-        }
-        for reason, holds in with_squares.items():
-            if self.rule.squares and holds:
-                raise UnsupportedError(
-                    f"`unbalanced_type='l2'` solves for some penalties by entropy, and {reason}. "
-                    "Leave one of them out."
-                )
+        squares, chosen = self.rule.squares, self.rule.chosen
+        _refuse(
+            "`unbalanced_type='l2'` solves for some penalties by entropy, and {}. Leave one of "
+            "them out.",
+            {
+                "`differentiable` follows penalties by entropy": squares and differentiable,
+                "`checkpoint` keeps one solve of several": squares and checkpoint,
+                "`alpha=0` is unbalanced transport, which ot.solve has": squares and weight == 0,
+            },
+        )
         if self.unbalanced_unit != "value" and differentiable:
             raise UnsupportedError(
                 "unbalanced_unit='scale' follows the inputs, and derivatives take `unbalanced` as "
                 "it is. Pass the number, in units of the value."
             )
-        several = {
-            "`differentiable` follows one": differentiable,
-            "`checkpoint` keeps one": checkpoint,
-        }
-        for reason, holds in several.items():
-            if self.rule.chosen and holds:
-                raise UnsupportedError(
-                    f"mass='auto' makes a solve for each of many masses, and {reason}. Pass the "
-                    "number that mass='auto' finds without it, `result.report.mass`."
-                )
+        _refuse(
+            "mass='auto' makes a solve for each of many masses, and {}. Pass the number that "
+            "mass='auto' finds without it, `result.report.mass`.",
+            {
+                "`differentiable` follows one": chosen and differentiable,
+                "`checkpoint` keeps one": chosen and checkpoint,
+            },
+        )
         relaxed = "`unbalanced`" if self.rule.mass is None else "`mass`"
         if self.regularization == "proximal":
             raise UnsupportedError(
@@ -140,18 +137,15 @@ class Options(table.Options):
             )
         if self.search != "thorough":
             return
-        why = {
-            "`init` says where to start": given,
-            "n_init=1 asks for a single start": self.n_init == 1,
-            "relaxed marginals have starts of their own": self.rule is not None,
-            "with the absolute loss that takes too long": not crossed,
-        }
-        for reason, holds in why.items():
-            if holds:
-                raise UnsupportedError(
-                    f"search='thorough' follows many starts on all points, and {reason}. Leave one "
-                    "of them out."
-                )
+        _refuse(
+            "search='thorough' follows many starts on all points, and {}. Leave one of them out.",
+            {
+                "`init` says where to start": given,
+                "n_init=1 asks for a single start": self.n_init == 1,
+                "relaxed marginals have starts of their own": self.rule is not None,
+                "with the absolute loss that takes too long": not crossed,
+            },
+        )
 
     def check_resolution(self, *, given: bool) -> "Options":
         """Refuse cells where all points are needed; where cells are "auto", take all points."""
@@ -166,15 +160,12 @@ class Options(table.Options):
                 self.gradient not in ("auto", "factored")
             ),
         }
-        reasons = [reason for reason, holds in why.items() if holds]
-        if not reasons:
-            return self
         if self.resolution not in ("auto", None):
-            raise UnsupportedError(
-                f"`resolution` solves on cells of near points, and {reasons[0]}. Leave out "
-                "`resolution`, or the other."
-            )
-        return replace(self, resolution=None)
+            _refuse(
+                "`resolution` solves on cells of near points, and {}. Leave out `resolution`, or "
+                "the other.", why,
+            )  # fmt: skip
+        return replace(self, resolution=None) if any(why.values()) else self
 
     @property
     def sharp(self) -> bool:
@@ -185,6 +176,13 @@ class Options(table.Options):
     def patience(self) -> int:
         """Checks without progress before a sampled solve stops."""
         return max(self.min_iter // 2, 20)
+
+
+def _refuse(text: str, reasons: dict[str, bool]) -> None:
+    """Refuse what does not go together, for the first reason that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnsupportedError(text.format(reason))
 
 
 def merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precision:
@@ -372,6 +370,8 @@ class LoopState(NamedTuple):
 
 # Seconds between two writes: a restart loses so many at most, and one iteration. A choice. [L418]
 WRITTEN_EVERY = 60.0
+# What is kept of the state of a loop.
+_SAVED = "coupling", "latest", "potentials", "start", "done", "annealed"
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
@@ -419,8 +419,7 @@ class Checkpoint:
                 f"{found['problem'][:4]} there and {self._problem[:4]} now). Remove the file, or "
                 "pass another path."
             )
-        names = ("coupling", "latest", "potentials", "start", "done", "annealed")
-        return Saved(LoopState(**{name: found[name] for name in names}), found["anneal"])
+        return Saved(LoopState(**{name: found[name] for name in _SAVED}), found["anneal"])
 
     def keep(self, setting: Setting, state: LoopState, *, now: bool = False) -> None:
         """Write the state of the loop, if it is time or ``now``; the file is always whole."""
@@ -428,17 +427,9 @@ class Checkpoint:
         if not due or (self._ranks is not None and self._ranks.rank > 0):
             return
         arrays: dict[str, Any] = {}
-        values = {
-            "problem": self._problem,
-            "coupling": state.coupling,
-            "latest": state.latest,
-            "potentials": state.potentials,
-            "start": state.start,
-            "done": state.done,
-            "annealed": state.annealed,
-            "anneal": setting.anneal,
-        }
-        fields = Encoder(_parts, arrays).encode(values, "checkpoint")
+        values = {"problem": self._problem, "anneal": setting.anneal}
+        values |= {name: getattr(state, name) for name in _SAVED}
+        fields = encode(values, "checkpoint", _parts, arrays)
         write_archive(self.path, {"kind": "checkpoint", "fields": fields}, arrays)
         self._written = time.monotonic()
 

@@ -55,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 # Anchor pairs to begin with: about 4 sqrt(n), within these. [L123]
 _FEWEST_ANCHORS, MOST_ANCHORS = 256, 1024
-# Points from whose distances the scale of a loss other than the square one is computed. [L298]
-_SCALE_POINTS = 64
 # Penalties above this multiple of the natural scale are compared as strict marginals: they would
 # multiply the marginal errors that few iterations leave. [L970]
 _HARD = 1e4
@@ -147,9 +145,7 @@ class Strategy:
 
     def in_float64(self, setting: Setting) -> Setting:
         """Change a setting to float64; a sampled gradient keeps its anchors and its dtype."""
-        double = self.setting(
-            torch.float64, setting.tol, setting.anneal, setting.generator, setting.recorder
-        )
+        double = self.stage(setting, torch.float64)
         return double if setting.gradient.exact else replace(double, gradient=setting.gradient)
 
     def backend(self, dtype: torch.dtype, tiling: Tiling | None) -> Backend:
@@ -165,6 +161,11 @@ class Strategy:
         rough = dtype == torch.float32 != self.route.dtypes.settle
         limits = limits_of(self.problem.source.device)
         return rough and can_halve(self.facts, limits, self.gradient)
+
+    def stage(self, before: Setting, dtype: torch.dtype, tol: float | None = None) -> Setting:
+        """Make what the loop needs to go on in some dtype, and to some change of the coupling."""
+        tol = before.tol if tol is None else tol
+        return self.setting(dtype, tol, before.anneal, before.generator, before.recorder)
 
     def setting(
         self,
@@ -274,7 +275,9 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
             product = max(product, OWN_SHARE * sum(spread**2 for spread in spreads))
         scale = 4 * problem.alpha * product
     else:
-        near, far = (choose_points(*side, _SCALE_POINTS) for side in sides)
+        # of a few of the points it would depend on their order
+        most = limits_of(problem.source.device).all_points
+        near, far = (choose_points(*side, most) for side in sides)
         own = OWN_SHARE if relaxed else 0.0
         spread = mean_spread(problem.loss, directed_points((near, far), problem), weights, own)
         scale = 2 * problem.alpha * spread

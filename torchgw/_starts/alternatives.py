@@ -275,11 +275,15 @@ WHY_PARTS = (
 )
 WHY_UNSEARCHED = (
     "This problem was solved from a single start, as those of more points are in a batch; there "
-    "may be a better optimum. Pass it to torchgw.solve, or n_init=16."
+    "may be a better optimum. Pass search='thorough', or n_init=16."
 )
 WHY_BATCH = (
-    "Starts of this problem did not agree on an optimum; there may be a better one. Pass it to "
-    "torchgw.solve, which searches longer, or from a plan that you know."
+    "Starts of this problem did not agree on an optimum; there may be a better one. Pass "
+    "search='thorough', which solves each as torchgw.solve does."
+)
+WHY_ALONE = (
+    "There may be a better optimum of this problem. Pass it to torchgw.solve, whose result says "
+    "why."
 )
 
 

@@ -131,6 +131,11 @@ class Trial(NamedTuple):
     seconds: float
     status: str  # "refined", or "left behind" at the first comparison
 
+    def scaled(self, factor: float) -> "Trial":
+        """Return it in other units of the cost."""
+        epsilon, objective, value = (factor * part for part in self[1:4])
+        return self._replace(epsilon=epsilon, objective=objective, value=value)
+
 
 @dataclass(eq=False)
 class Chain:

@@ -321,14 +321,10 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     )
     unit = quadratic / before if quadratic > 0 and before > 0 else 1.0
     changed = square._replace(
-        x=x,
-        y=y,
-        column=column,
-        base=base,
+        x=x, y=y, column=column, base=base,
         constant=alpha * (own_x + own_y - 2 * mean_x @ mean_y) + coarse.floor,
-        unit=torch.full_like(alpha, unit),
-        spread=torch.full_like(alpha, quadratic),
-    )
+        unit=torch.full_like(alpha, unit), spread=torch.full_like(alpha, quadratic),
+    )  # fmt: skip
     scale = quadratic
     if square.linear is not None:
         scale += (1 - problem.alpha) * _spread(square, problem)
@@ -437,7 +433,7 @@ def loss_spread(
 
 
 def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances of two points drawn by weight, the first of them zero, and their masses."""
+    """Return distances of two points drawn by weight, that of one to itself first, and masses."""
     pairs = torch.outer(side.weights, side.weights)
     pairs = pairs - pairs.diagonal().diag()
     values, order = side.table.flatten().sort()
@@ -448,7 +444,9 @@ def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:
     # the chance that the same point is drawn twice
     same = (weights @ weights).to(values)
     mass = torch.full_like(values, 1 / _QUANTILES) * (1 - same)
-    return torch.cat([values.new_zeros(1), values]), torch.cat([same[None], mass])
+    # zero but for similarities
+    itself = side.table.diagonal() @ side.weights
+    return torch.cat([itself[None], values]), torch.cat([same[None], mass])
 
 
 def density(problem: CoarseProblem) -> float:

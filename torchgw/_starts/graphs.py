@@ -138,13 +138,9 @@ class SparseRows:
         """Multiply a matrix, whose rows lie one after another."""
         # takes two thirds of the time of products of sparse arrays, here and in SciPy
         return torch.nn.functional.embedding_bag(
-            self.columns,
-            matrix,
-            self.starts,
-            mode="sum",
-            per_sample_weights=self.values,
+            self.columns, matrix, self.starts, mode="sum", per_sample_weights=self.values,
             include_last_offset=True,
-        )
+        )  # fmt: skip
 
 
 def convex_path(problem: CoarseProblem, project: Project) -> Tensor:

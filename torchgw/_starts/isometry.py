@@ -80,7 +80,11 @@ def put_in_order(table: Tensor, classes: Tensor) -> Tensor:
     found, copies = refined([table], classes, rounds), list[Tensor]()
     while found is not None and int(found.max()) + 1 < len(found):
         classes = found
-        copies = copies or _interchangeable(table)
+        if not copies:
+            # points that see all others alike, at no distance from each other or at the least one
+            near = float(table.clone().fill_diagonal_(torch.inf).amin())
+            alike = table, table.clone().fill_diagonal_(near)
+            copies = [find_copies([each]) for each in alike]
         tied = _first_tied(classes, copies)
         if tied is None:
             break
@@ -88,15 +92,6 @@ def put_in_order(table: Tensor, classes: Tensor) -> Tensor:
         found[tied] = int(classes.max()) + 1
         found = refined([table], found, rounds)
     return (classes if found is None else found).argsort(stable=True)
-
-
-def _interchangeable(table: Tensor) -> list[Tensor]:
-    """Give points one number that see all others alike, in two ways.
-
-    They are at no distance from each other, or at the least distance that there is.
-    """
-    near = float(table.clone().fill_diagonal_(torch.inf).amin())
-    return [find_copies([each]) for each in (table, table.clone().fill_diagonal_(near))]
 
 
 def find_copies(tables: Sequence[Tensor]) -> Tensor:
@@ -134,9 +129,10 @@ def refined(tables: Sequence[Tensor], classes: Tensor, rounds: Iterator[int]) ->
     # of a sum of so many numbers
     size = float(tables[0].square().sum().sqrt()) / n**0.5
     for number in rounds:
-        if not _same_sizes(classes.chunk(sides)):
-            return None
         latest = int(classes.max()) + 1
+        sizes = [torch.bincount(side, minlength=latest) for side in classes.chunk(sides)]
+        if not all(torch.equal(sizes[0], other) for other in sizes[1:]):
+            return None
         if latest in (count, n):
             return classes
         count = latest
@@ -159,13 +155,6 @@ def split(classes: Tensor, values: Tensor, least: float) -> Tensor:
     found = np.zeros_like(known)
     found[order[1:]] = begins.cumsum()
     return torch.from_numpy(found).to(classes.device)
-
-
-def _same_sizes(sides: Sequence[Tensor]) -> bool:
-    """Whether classes have as many points on each side."""
-    count = 1 + max(int(side.max()) for side in sides)
-    first, *others = (torch.bincount(side, minlength=count) for side in sides)
-    return all(bool((first == other).all()) for other in others)
 
 
 # A match keeps all distances if they are the same in the root mean square, and those of each single
@@ -216,7 +205,8 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
     # distances are too many to be stored, they are read only if they may be `streamed`.
     a, b = problem.marginals
     stored = len(a) ** 2 <= limits_of(a.device).dense
-    if not _is_plain(problem) or not (stored or streamed and problem.linear is None):
+    plain = problem.plain and len(a) == len(b) and all(s.cheap_columns for s in problem.sides)
+    if not plain or not (stored or streamed and problem.linear is None):
         return None
     if float(a.min()) <= 0 or not _same_sums(a, b):
         return None
@@ -267,12 +257,6 @@ def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | N
     if not _keeps_distances(near, far, partners, missed):
         return None
     return Isometry(partners, float(a @ missed), (near.sums, far.sums))
-
-
-def _is_plain(problem: Problem) -> bool:
-    """Whether distances that a match keeps would have no cost, and columns can be read."""
-    as_many = problem.source.n == problem.target.n
-    return problem.plain and as_many and all(side.cheap_columns for side in problem.sides)
 
 
 def _same_squares(problem: Problem) -> bool:

@@ -33,7 +33,7 @@ class Labelled(NamedTuple):
 
     partners: Tensor  # (S, s) int64, of each point
     masses: Tensor  # (S, s) that each point sends there; points that are left out send none
-    costs: Tensor  # (S,) sum over pairs of points of squared differences of distances
+    costs: Tensor  # (S,) sum over pairs of points of squared differences of distances, and of M
     met: Tensor  # (S,) float64, seeds that have come to each, or near it
 
     def plans(self, m: int) -> Tensor:
@@ -50,33 +50,39 @@ def label_points(
     share: float,
     generator: torch.Generator,
     near: tuple[Tensor, Tensor] | None = None,
+    linear: Tensor | None = None,
 ) -> Labelled:
     """Find the labels of lowest cost, from seeds of pairs at equal distances.
 
     ``share`` is how much of the source's mass is to find a partner; distances x (s, s), y (t, t)
     and weights (s,), (t,) are float64 on one device, the generator is of the CPU. What surrounds
-    the points may be ``near``, as for :func:`congruent_pairs`.
+    the points may be ``near``, as for :func:`congruent_pairs`. A ``linear`` cost M (s, t), in the
+    unit of squared distances, is added to that of each point.
     """
     seeds = congruent_pairs(x, y, weights, share, _SEEDS, generator, near)
     # which labels cost less is told in float32, and plans are followed in float64
     mass, dx, dy = (part.float() for part in (weights[0], x, y))
+    # of a pair of points each has half the cost
+    own = dx.new_zeros(len(dx), len(dy)) if linear is None else linear.float() / 2
     found = [seeds.source.new_zeros(0, len(dx))]
     for pairs in _together(dx, dy, seeds.source, seeds.target):
-        found.append(differences(dx, dy, *pairs).argmin(2))
+        found.append(differences(dx, dy, *pairs).add_(own, alpha=1 / share).argmin(2))
     partners = torch.cat(found)
-    masses = inside_share(_misfits(dx, dy, partners, mass.expand(partners.shape)), mass, share)
+    misfits = partial(_misfits, dx, dy, own)
+    masses = inside_share(misfits(partners, mass.expand(partners.shape)), mass, share)
     met = partners.new_ones(len(partners), dtype=torch.float64)
     for sweeps, kept in _STAGES:
         for _ in range(sweeps):
             before = partners.clone()
             order = torch.randperm(len(dx), device="cpu", generator=generator).to(dx.device)
-            _sweep(dx, dy, partners, masses, order.split(math.ceil(len(dx) / _BLOCKS)))
-            masses = inside_share(_misfits(dx, dy, partners, masses), mass, share)
+            _sweep(dx, dy, own, partners, masses, order.split(math.ceil(len(dx) / _BLOCKS)))
+            masses = inside_share(misfits(partners, masses), mass, share)
             if torch.equal(before, partners):
                 break
-        costs = (_misfits(dx, dy, partners, masses) * masses).sum(1)
-        apart = dy[partners[:, None], partners].square_() @ mass
-        lowest, group = _divided(costs, apart <= OTHER**2 * dy.square().mean())
+        costs = ((misfits(partners, masses) + _at(own, partners)) * masses).sum(1)
+        # where points that both leave out are sent says nothing
+        apart = dy[partners[:, None], partners].square_() * (masses[:, None] + masses) / (2 * share)
+        lowest, group = _divided(costs, apart.sum(2) <= OTHER**2 * dy.square().mean())
         partners, masses, costs = (part[lowest[:kept]] for part in (partners, masses, costs))
         met = accumulate(group, met, len(lowest))[:kept]
     return Labelled(partners, masses, costs, met)
@@ -88,8 +94,18 @@ def _together(dx: Tensor, dy: Tensor, *parts: Tensor) -> Iterator[tuple[Tensor, 
     return zip(*(part.split(step) for part in parts), strict=True)
 
 
+def _at(own: Tensor, partners: Tensor) -> Tensor:
+    """Read the costs of points (s, t) at their partners, (S, s)."""
+    return own.expand(len(partners), -1, -1).gather(2, partners[..., None])[..., 0]
+
+
 def _sweep(
-    dx: Tensor, dy: Tensor, partners: Tensor, masses: Tensor, blocks: tuple[Tensor, ...]
+    dx: Tensor,
+    dy: Tensor,
+    own: Tensor,
+    partners: Tensor,
+    masses: Tensor,
+    blocks: tuple[Tensor, ...],
 ) -> None:
     """Give the points of one block after the other the labels that cost least beside the others."""
     squares = dy.square()
@@ -99,17 +115,18 @@ def _sweep(
             cost = torch.bmm(mass[:, None], squares[labels]) - 2 * dx[block] @ sent
             # how far a point is from its own label says nothing
             cost -= squares[labels[:, block]] * mass[:, block, None]
+            cost += own[block]
             labels[:, block] = cost.argmin(2)
             sent[:, block] = dy[labels[:, block]] * mass[:, block, None]
 
 
-def _misfits(dx: Tensor, dy: Tensor, partners: Tensor, masses: Tensor) -> Tensor:
-    """Sum the squared differences of distances to all points, by their mass, (S, s)."""
+def _misfits(dx: Tensor, dy: Tensor, own: Tensor, partners: Tensor, masses: Tensor) -> Tensor:
+    """Sum the squared differences of distances to all points by mass, with own costs, (S, s)."""
     found = [masses[:0]]
     for labels, mass in _together(dx, dx, partners, masses):
         apart = (dx - dy[labels[:, :, None], labels[:, None]]).square_()
         found.append((apart @ mass[:, :, None])[:, :, 0])
-    return torch.cat(found)
+    return torch.cat(found) + _at(own, partners)
 
 
 def _divided(costs: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,14 +103,7 @@ class StandardForm(NamedTuple):
         factor, potentials = self.factor, search.potentials
         return search._replace(
             alternatives=tuple(map(self.lift_optimum, search.alternatives)),
-            trials=tuple(
-                trial._replace(
-                    epsilon=factor * trial.epsilon,
-                    objective=factor * trial.objective,
-                    value=factor * trial.value,
-                )
-                for trial in search.trials
-            ),
+            trials=tuple(trial.scaled(factor) for trial in search.trials),
             points=self.turned(drawn[0], drawn[1]),
             potentials=None if potentials is None else self._potentials(potentials),
             few=None if search.few is None else self.lift(search.few),

@@ -21,15 +21,7 @@ from torch import Tensor
 
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.duals import Array
-from torchgw._starts.alternatives import (
-    AGREED,
-    OTHER,
-    Alternative,
-    Search,
-    all_sent_apart,
-    among_all,
-    is_whole,
-)
+from torchgw._starts import alternatives
 from torchgw._starts.coarse import CoarseProblem, coarse_problem
 from torchgw._tensors.operations import EQUAL
 
@@ -150,12 +142,12 @@ def _classes(values: Array, same: float) -> Order:
     return numbers.reshape(values.shape)
 
 
-def with_images(search: Search, problem: Problem) -> Search:
+def with_images(search: alternatives.Search, problem: Problem) -> alternatives.Search:
     """Count the images of the first plan of a search of all points, and list some of them after it.
 
     Those are what it has found of the same cost and with the same entries, or one that leads far.
     """
-    if not is_whole(problem, search) or problem.restriction is not None:
+    if not alternatives.is_whole(problem, search) or problem.restriction is not None:
         return search
     first, *others = search.alternatives
     plan = first.plan.cpu().numpy()
@@ -164,18 +156,18 @@ def with_images(search: Search, problem: Problem) -> Search:
     if every.count <= 1:
         return search
     # entries of rows of X and columns of Y, which are as exact as the plan has settled
-    table[: len(plan), len(plan) :] += (table.max() + 1) * _classes(plan, AGREED)
+    table[: len(plan), len(plan) :] += (table.max() + 1) * _classes(plan, alternatives.AGREED)
     keeping = Symmetries(table).count
     count = every.count // keeping if keeping else 1
     if count == 1:
         return search
     first, entries = replace(first, images=count), np.sort(plan, axis=None)
     whole = coarse_problem(problem, max(problem.shape)).problem
-    highest = first.value + AGREED * abs(first.value) + whole.rounding()
+    highest = first.value + alternatives.AGREED * abs(first.value) + whole.rounding()
     found, rest = [], []
     for each in others:
         missed = np.abs(np.sort(each.plan.cpu(), axis=None) - entries).max()
-        if each.value <= highest and missed <= AGREED * entries[-1]:
+        if each.value <= highest and missed <= alternatives.AGREED * entries[-1]:
             found.append(replace(each, images=count))
         else:
             rest.append(each)
@@ -184,16 +176,18 @@ def with_images(search: Search, problem: Problem) -> Search:
     return search._replace(alternatives=(first, *found, *rest), ambiguity=ambiguity)
 
 
-def _far_image(first: Alternative, every: Symmetries, whole: CoarseProblem) -> list[Alternative]:
+def _far_image(
+    first: alternatives.Alternative, every: Symmetries, whole: CoarseProblem
+) -> list[alternatives.Alternative]:
     """Draw images, and take the one that sends points farthest elsewhere; none if none does."""
     drawn = [replace(first, plan=first.plan.new_tensor(each), label="symmetry")
              for each in _images(first.plan.cpu().numpy(), every.generators)]  # fmt: skip
-    tables = torch.stack([among_all(each, whole)[0] for each in (first, *drawn)])
-    apart = all_sent_apart(whole, tables)[0, 1:]
-    return [drawn[int(apart.argmax())]] if float(apart.max()) > OTHER else []
+    tables = torch.stack([alternatives.among_all(each, whole)[0] for each in (first, *drawn)])
+    apart = alternatives.all_sent_apart(whole, tables)[0, 1:]
+    return [drawn[int(apart.argmax())]] if float(apart.max()) > alternatives.OTHER else []
 
 
-def _table_of(problem: Problem, found: Alternative) -> Order:
+def _table_of(problem: Problem, found: alternatives.Alternative) -> Order:
     """Give numbers to what each point of both sides is to each other one (N, N)."""
     n, size = len(found.source), len(found.source) + len(found.target)
     table = np.zeros((size, size), dtype=np.int64)

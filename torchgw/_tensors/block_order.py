@@ -40,8 +40,7 @@ class Order(NamedTuple):
         if missing and fill is not None:
             end = torch.full_like(ordered[-1:], fill).expand(missing, *ordered.shape[1:])
             ordered = torch.cat([ordered, end])
-        found: Tensor = ordered.unflatten(0, (self.blocks, self.width))
-        return found
+        return ordered.unflatten(0, (self.blocks, self.width))
 
     def join(self, values: Tensor) -> Tensor:
         """Arrange values (blocks, width, ...) in the order of the points again."""

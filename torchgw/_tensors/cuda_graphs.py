@@ -6,10 +6,12 @@ the generator, the place in its random numbers: a replay draws what a call would
 """
 
 import gc
+import logging
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -18,11 +20,14 @@ from torch import Tensor
 from torchgw._tensors.operations import clone, copy, tensors_of
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # PyTorch can capture one graph at a time.
 _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
+# Captures of nothing that are tried. A choice.
+_TRIES = 100
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
 # launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
 # [L75] [L82] [L85]
@@ -45,9 +50,16 @@ class GraphMemory(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> "GraphMemory":
         """Make memory of its own."""
-        stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-        keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
+        stream, keeper = torch.cuda.Stream(device), None
+        while keeper is None:
+            pool = torch.cuda.graph_pool_handle()
+            keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
         return cls(stream, pool, keeper, OrderedDict())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a capture in it has failed, so that there can be no other."""
+        return self.pool in _broken
 
     def recall(self, kind: Hashable) -> dict[str, Any]:
         """Find what is kept for a kind of problem, to be added to; the oldest kinds go."""
@@ -60,43 +72,76 @@ class GraphMemory(NamedTuple):
         return known
 
 
+class _EndedError(RuntimeError):
+    """The driver has ended a capture, as another thread did what no capture allows."""
+
+
 def capture(
     function: Callable[[], object],
     stream: torch.cuda.Stream,
     *,
     pool: Any = None,
     generator: torch.Generator | None = None,
-) -> torch.cuda.CUDAGraph:
-    """Record what a function launches; nothing is run."""
+) -> torch.cuda.CUDAGraph | None:
+    """Record what a function launches; nothing is run. ``None`` if other threads end it."""
     # The function must have run before, as compilers and libraries do on their first call what a
-    # capture does not allow, and must read nothing back from the device.
-    # torch.cuda.graph would also synchronise and give all cached memory back
-    graph = torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    # capture does not allow, and must read nothing back from the device. A capture ends too where
+    # another thread waits for the whole device. [L1880]
+    current = torch.cuda.current_stream(stream.device)
+    # many memories share a stream, for which nothing may wait while it is recorded
     with _capturing, torch.cuda.stream(stream):
-        if generator is not None:
-            # the generator keeps seed and offset on the current device, which is now that of the
-            # stream
-            graph.register_generator_state(generator)
+        # each thread has a handle of cuBLAS, which it may not make while it records
+        torch.cuda.current_blas_handle()
+        stream.wait_stream(current)
         # a collection in the midst of it may destroy other graphs, which the driver does not allow
         collecting = gc.isenabled()
         gc.disable()
         try:
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                function()
-            finally:
-                graph.capture_end()
+            graph = _record(function, pool, generator)
+        except _EndedError as error:
+            logger.debug("a capture has ended early: %s", error)
+            _broken.add(pool)
+            _reset(generator)
+            return None
         except BaseException:
             _broken.add(pool)
             raise
         finally:
             if collecting:
                 gc.enable()
-    # PyTorch has set the generator's seed and offset on the device back, there and not yet here: a
-    # replay that sets them first would draw from the beginning
-    torch.cuda.current_stream(stream.device).wait_stream(stream)
+        # PyTorch has set the generator's seed and offset on the device back, there and not yet
+        # here: a replay that sets them first would draw from the beginning
+        current.wait_stream(stream)
     return graph
+
+
+def _record(
+    function: Callable[[], object], pool: Any, generator: torch.Generator | None
+) -> torch.cuda.CUDAGraph:
+    """Record what a function launches on the current stream."""
+    # torch.cuda.graph would also synchronise and give all cached memory back
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        # it keeps seed and offset on the current device
+        graph.register_generator_state(generator)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        function()
+    finally:
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            raise _EndedError(str(error)) from error
+    return graph
+
+
+def _reset(generator: torch.Generator | None) -> None:
+    """Let generators draw again, the user's too, which PyTorch takes to be recorded still."""
+    # a capture of nothing takes so little time that few of them end early
+    for _ in range(_TRIES):
+        with suppress(_EndedError):
+            _record(lambda: None, torch.cuda.graph_pool_handle(), generator)
+            return
 
 
 class Captured:
@@ -134,7 +179,10 @@ class Captured:
             self._arguments = (*arguments[:count], *copies)
             self._read = tensors_of(self._arguments)
             stream, pool, *_ = self._memory
-            self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
+            if not self._memory.is_broken:
+                self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
+            if self._graph is None:
+                return self._function(*arguments)
         else:
             pairs = list(zip(self._read, tensors_of(arguments), strict=True))
             if any(ours.shape != given.shape for ours, given in pairs):
@@ -166,8 +214,7 @@ class Replayer:
         """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
-        found: T = self._functions[name](*arguments)
-        return found
+        return self._functions[name](*arguments)
 
     def hold(self, name: str, item: T) -> T:
         """Copy tensors to where those of earlier solves lay, to be passed in place."""
@@ -175,8 +222,7 @@ class Replayer:
             copy(list(zip(*map(tensors_of, (self._functions[name], item)), strict=True)))
         else:
             self._functions[name] = clone(item)
-        held: T = self._functions[name]
-        return held
+        return self._functions[name]
 
 
 class Idle(Generic[T]):
@@ -223,5 +269,5 @@ def borrow_memory(owner: object, device: torch.device) -> GraphMemory:
 
 def _give_back(key: Hashable, memory: GraphMemory) -> None:
     """Keep memory for the next solve, unless a capture in it has failed."""
-    if memory.pool not in _broken:
+    if not memory.is_broken:
         _idle.put(key, memory)

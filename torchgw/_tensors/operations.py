@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -43,14 +44,12 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Compute Euclidean norms along a dimension."""
     if vectors.is_cuda:
         return (vectors * vectors).sum(dim, keepdim=keepdim).sqrt()
-    sizes: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
-    return sizes
+    return torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
 
 
 def straight(x: Tensor, y: Tensor) -> Tensor:
     """Compute Euclidean distances (..., n, m) pair by pair, so that no bit depends on others."""
-    found: Tensor = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    return found
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def sums_along(parts: Tensor) -> Tensor:
@@ -67,6 +66,35 @@ def sums_of(tables: Tensor) -> Tensor:
     """Add the entries of tables (k, n, m), each as if it were alone."""
     # there are so many rows, always, that they are added in one way
     return sums_along(tables.sum(2)) if tables.is_cuda else tables.sum((1, 2))
+
+
+class Few(NamedTuple):
+    """How to compute few numbers: on a CPU by NumPy, whose calls take a part of PyTorch's time."""
+
+    library: Any
+    array: Callable[[Tensor], Any]  # on a CPU of the same memory
+    tensor: Callable[[Any], Tensor]
+
+
+def _itself(part: Any) -> Any:
+    return part
+
+
+_BY_NUMPY, _BY_TORCH = Few(np, Tensor.numpy, torch.from_numpy), Few(torch, _itself, _itself)
+
+
+def few_on(device: torch.device) -> Few:
+    """Choose how to compute few numbers on a device."""
+    return _BY_NUMPY if device.type == "cpu" else _BY_TORCH
+
+
+def weighted(weights: Tensor, tables: Tensor) -> Tensor:
+    """Add the rows of tables (k, n, m) times weights (k, n), each as if it were alone, (k, m)."""
+    if tables.is_cuda:
+        # where a library chooses its way by the number of products
+        return (weights[:, :, None] * tables).sum(1)
+    # NumPy multiplies vectors by tables in half of PyTorch's time
+    return torch.from_numpy(np.matmul(weights.numpy()[:, None, :], tables.numpy())[:, 0])
 
 
 def lesser(x: Tensor, y: Tensor) -> Tensor:
@@ -276,8 +304,14 @@ def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_pla
 
 def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copy the second tensors of pairs to where the first ones lie, by few launches."""
-    if pairs:
-        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    # one launch for those of a dtype that are laid out alike; a list of others has one for each
+    alike: defaultdict[Hashable, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for ours, given in pairs:
+        some = alike[ours.dtype, given.dtype, given.device, ours.stride() == given.stride()]
+        some[0].append(ours)
+        some[1].append(given)
+    for some in alike.values():
+        torch._foreach_copy_(*some)
 
 
 def clone(item: T) -> T:

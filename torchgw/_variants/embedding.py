@@ -136,7 +136,7 @@ def joint_embedding(
             f"`dimension={dimension}` is more than the eigenvectors to choose from: the smallest "
             f"dataset has {min(sizes)} points. Pass at most {max(min(sizes) - 2, 0)}."
         )
-    values, vectors = _leading(_Joint(blocks, plans, coupling), dimension + 1)
+    values, vectors = _leading(_joint(blocks, plans, coupling), dimension + 1)
     parts = torch.from_numpy(vectors[:, 1:]).split(sizes)
     eigenvalues = torch.from_numpy(np.maximum(1 - values[1:], 0))
     found = JointEmbedding(tuple(parts[:-1]), parts[-1], eigenvalues)
@@ -172,36 +172,33 @@ def _affinity(name: str, value: Any, n_neighbors: int | None) -> scipy.sparse.cs
     return scipy.sparse.csr_array(root @ affinity @ root)
 
 
-class _Joint:
-    """The affinity over all points, the sources' first."""
+def _joint(blocks: list[scipy.sparse.csr_array], plans: list[DualPlan], coupling: float) -> Any:
+    """Make the affinity over all points, the sources' first, as an operator of SciPy."""
+    ends = np.cumsum([block.shape[0] for block in blocks])
+    roots = [
+        [torch.where(weight > 0, weight.double() ** -0.5, 0.0) for weight in plan.weights]
+        for plan in plans
+    ]
 
-    def __init__(
-        self, blocks: list[scipy.sparse.csr_array], plans: list[DualPlan], coupling: float
-    ) -> None:
-        self.blocks, self.plans, self.coupling = blocks, plans, coupling
-        self.ends = np.cumsum([block.shape[0] for block in blocks])
-        self.roots = [
-            tuple(torch.where(weight > 0, weight.double() ** -0.5, 0.0) for weight in plan.weights)
-            for plan in plans
-        ]
-
-    def __matmul__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Multiply by a vector over all points."""
-        parts = np.split(np.asarray(values, dtype=np.float64).ravel(), self.ends[:-1])
-        products = [block @ part for block, part in zip(self.blocks, parts, strict=True)]
-        for index, (plan, (near, far)) in enumerate(zip(self.plans, self.roots, strict=True)):
+    def product(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        parts = np.split(values.ravel(), ends[:-1])
+        products = [block @ part for block, part in zip(blocks, parts, strict=True)]
+        for index, (plan, (near, far)) in enumerate(zip(plans, roots, strict=True)):
             source = torch.from_numpy(parts[index]).to(plan.device)
             anchor = torch.from_numpy(parts[-1]).to(plan.device)
             forth = near * (plan @ (far * anchor))
             back = far * (plan.T @ (near * source))
-            products[index] = products[index] + self.coupling * forth.cpu().numpy()
-            products[-1] = products[-1] + self.coupling * back.cpu().numpy()
+            products[index] = products[index] + coupling * forth.cpu().numpy()
+            products[-1] = products[-1] + coupling * back.cpu().numpy()
         return np.concatenate(products)
 
+    shape = (int(ends[-1]),) * 2
+    return scipy.sparse.linalg.LinearOperator(shape, matvec=product, dtype=np.float64)
 
-def _leading(joint: _Joint, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+
+def _leading(joint: Any, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Find the largest eigenvalues of the normalised affinity, and the embedding they give."""
-    size = int(joint.ends[-1])
+    size = joint.shape[0]
     degree = joint @ np.ones(size)
     root = np.where(degree > 0, degree, 1.0) ** -0.5
     operator = scipy.sparse.linalg.LinearOperator(

@@ -11,10 +11,12 @@ import torch
 
 from torchgw._answer.overlap import elbow
 from torchgw._api import solve
-from torchgw._boundary.checks import check_count, check_not_negative
+from torchgw._boundary.checks import check_count, check_not_negative, is_number
 from torchgw._errors import InvalidInputError
+from torchgw._problem.table import Options
 from torchgw._results.base import Result
-from torchgw._results.certificates import distance_correlation
+from torchgw._results.bounds import distance_correlation
+from torchgw._results.confidence import why_not
 from torchgw._results.result import GWResult
 from torchgw._starts.alternatives import entropy
 from torchgw._tensors.deadline import countdown
@@ -24,7 +26,7 @@ from torchgw._typing import Array
 _WARM = ("epsilon", "alpha", "mass")
 _ALONG = (*_WARM, "distances", "n_neighbors")
 _WHY = {
-    "agreement": "the largest agreement, as confidence is of no relaxed or known matches",
+    "agreement": "the largest agreement, as these matches have no confidence",
     "metrics": "the plan that the least favourable of the metrics agrees with most",
     "product": "the largest product of agreement and stability",
     "elbow": "the last mass before the cost of more leaves its level",
@@ -46,7 +48,8 @@ class PathResult(Result):
         ``distances`` the least of those by each of the metrics listed; KL(P |
         a x b) as a share of the largest that a plan of these sizes has, 1 for a matching and 0 for
         the product plan; and the mean of :meth:`GWResult.confidence`, by groups where there are
-        any, NaN for relaxed plans, masks and known pairs.
+        any, NaN for relaxed plans, masks and known pairs, other losses, directed tables and
+        ``alpha=0``.
     recommended : int
         Place of the value to take.
     why : str
@@ -113,13 +116,14 @@ def path(
     each by itself.
 
     Recommended is the largest product of agreement (correlation of the distances that the plan
-    relates, negative ones count as 0) and stability (mean confidence); with ``unbalanced``,
-    ``allowed`` or ``pairs`` the largest agreement alone. Either alone misleads: a
-    blurred plan is stable and agrees in nothing, and a sharp one of unrelated data agrees in what
-    it could choose, until points are drawn again. Of masses it is the last one before the cost of
-    what is added leaves its level, as by ``mass="auto"``. Of metrics it is the one whose plan the
-    least favourable of all that are listed agrees with most: what a metric sees by mistake in both
-    spaces, others do not.
+    relates, negative ones count as 0) and stability (mean confidence); the largest agreement alone
+    where no solve has a stability, as with ``unbalanced``, ``allowed``, ``pairs`` or another loss.
+    Either alone misleads: a blurred plan is stable and agrees in nothing, and a sharp one of
+    unrelated data agrees in what it could choose, until points are drawn again. Of masses it is the
+    last one before the cost of what is added leaves its level, as by ``mass="auto"``: they are
+    compared at one epsilon over the mass, and the one recommended is solved again at its own,
+    unless you pass an ``epsilon``. Of metrics it is the one whose plan the least favourable of all
+    that are listed agrees with most: what a metric sees by mistake in both spaces, others do not.
 
     Parameters
     ----------
@@ -172,28 +176,39 @@ def path(
     fixed = {name: given for name, given in passed.items() if given is not None and name != option}
     points = [each.item() if hasattr(each, "item") else each for each in passed[option]]
     if option in _WARM:
-        points = sorted(points, reverse=option != "alpha")
+        if not all(map(is_number, points)):
+            raise InvalidInputError(f"A path along `{option}` goes along numbers; got {points}.")
+        points = sorted(set(points), reverse=option != "alpha")
+    limit, given = options.pop("time_limit", None), options.get("options")
+    common = given if isinstance(given, Options) else Options()
+    if limit is None and common.time_limit is not None:
+        limit, options["options"] = common.time_limit, common.replace(time_limit=None)
+    limits = _shares(limit, 2 * len(points))
+    level = option == "mass" and fixed.get("epsilon", common.epsilon) == "auto"
+
+    def solved(point: Any, near: list[GWResult], **own: Any) -> GWResult:
+        if option in _WARM and near:
+            plan = near[-1].lazy_plan.giving(in_numpy=False).to_dense()
+            own["init"] = plan / plan.sum()
+        own = {**fixed, **options, **own, option: point}
+        return solve(X, Y, **own, time_limit=next(limits))
+
     results: list[GWResult] = []
-    limits = _shares(options.pop("time_limit", None), 2 * len(points))
     for point in points:
-        start = {}
-        if option in _WARM and results:
-            plan = results[-1].lazy_plan.giving(in_numpy=False).to_dense()
-            start = {"init": plan / plan.sum()}
-        results.append(
-            solve(X, Y, **fixed, **{option: point}, **start, **options, time_limit=next(limits))
-        )
-    relaxed = mass is not None or options.get("unbalanced") is not None
-    # confidence is of problems of which nothing is known
-    relaxed |= results[0].report.allowed is not None or options.get("pairs") is not None
-    stability = [math.nan] * len(results)
-    if not relaxed:
-        sure = (
-            one.confidence(n_resamples, groups=groups, time_limit=next(limits)) for one in results
-        )
-        stability = [float(one.group.mean()) for one in sure]
+        # costs of masses are compared where each is blurred in proportion to its mass [L1903]
+        start = {"epsilon": results[0].epsilon * point / points[0]} if level and results else {}
+        results.append(solved(point, results, **start))
+    if option == "mass":
+        place = _last_level(np.array(points), np.array([one.value for one in results]))
+        if level and place:
+            results[place] = solved(points[place], [results[place]])
     # a plan is judged by its own distances, but along metrics by all of them
     known = [one._known() for one in results]
+    stability = np.full(len(results), np.nan)
+    for k, (one, own) in enumerate(zip(results, known, strict=True)):
+        if option != "mass" and not why_not(own, one.lazy_plan):
+            sure = one.confidence(n_resamples, groups=groups, time_limit=next(limits))
+            stability[k] = float(sure.group.mean())
     agreement = np.array([
         min(
             distance_correlation(one.lazy_plan.giving(in_numpy=False), judge)
@@ -203,17 +218,18 @@ def path(
     ])  # fmt: skip
     value = np.array([one.value for one in results])
     if option == "mass":
-        place, why = _last_level(np.array(points), value), _WHY["elbow"]
+        why = _WHY["elbow"]
     elif option == "distances":
         place, why = int(np.nan_to_num(agreement, nan=-1.0).argmax()), _WHY["metrics"]
     else:
-        worth = np.nan_to_num(agreement).clip(0) * (1.0 if relaxed else stability)
-        place, why = int(worth.argmax()), _WHY["agreement" if relaxed else "product"]
+        none = bool(np.isnan(stability).all())
+        worth = np.nan_to_num(agreement).clip(0) * (1.0 if none else np.nan_to_num(stability))
+        place, why = int(worth.argmax()), _WHY["agreement" if none else "product"]
     return PathResult(
         option,
         tuple(f"{point:.4g}" if isinstance(point, float) else str(point) for point in points),
-        value, agreement, np.array([_sharpness(one) for one in results]), np.array(stability),
-        place, why, tuple(results),
+        value, agreement, np.array([_sharpness(one) for one in results]), stability, place, why,
+        tuple(results),
     )  # fmt: skip
 
 

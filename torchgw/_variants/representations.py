@@ -139,8 +139,7 @@ class Representations:
         flat = to_numpy(self.distances[:, above[0], above[1]])
         if kind == "spearman":
             flat = scipy.stats.rankdata(flat, axis=1)
-        found: NDArray[np.float64] = np.corrcoef(flat)
-        return found
+        return np.corrcoef(flat)
 
     def align(self, **options: Any) -> RepresentationMatch:
         """Match the items of all subjects by their distances alone.
@@ -214,7 +213,7 @@ class RepresentationMatch(Result):
             tables.append(to_numpy(stored_matrix(item.extension.known.distances(1))))
 
         def related(i: int, j: int) -> float:
-            partner = np.asarray(to_numpy(self.result[i, j].argmax()))
+            partner = to_numpy(self.result[i, j].argmax())
             above = np.triu_indices(len(partner), 1)
             far = tables[j][np.ix_(partner, partner)]
             return float(np.corrcoef(tables[i][above], far[above])[0, 1])

@@ -90,8 +90,7 @@ class AllResult(Result):
                 "common space."
             )
         if self.folder:
-            found: GWResult = load(file_of(self.folder, i, j), device=self._device)
-            return found
+            return load(file_of(self.folder, i, j), device=self._device)
         return self.results[place]
 
     def __getitem__(self, pair: tuple[int, int]) -> Plan:
@@ -156,10 +155,9 @@ class AllResult(Result):
         for s, item in tables.items():
             plan = self.common.results[s].lazy_plan
             held = (item[:, None] == names).astype(np.float64)
-            share += importance[s] * np.asarray(to_numpy(plan @ held))
+            share += importance[s] * to_numpy(plan @ held)
         found = [
-            names[np.asarray(to_numpy(item.lazy_plan.T @ share)).argmax(1)]
-            for item in self.common.results
+            names[to_numpy(item.lazy_plan.T @ share).argmax(1)] for item in self.common.results
         ]
         return tuple(found)
 

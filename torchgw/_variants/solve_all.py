@@ -298,8 +298,7 @@ class _Solved:
         """Give the result of a pair."""
         if self.folder is None:
             return self.memory[pair]
-        found: GWResult = load(file_of(str(self.folder), *pair), device=self.device)
-        return found
+        return load(file_of(str(self.folder), *pair), device=self.device)
 
     def plan(self, pair: tuple[int, int]) -> Plan:
         """Give the plan of a pair."""

@@ -115,23 +115,12 @@ class LowRankPlan(Plan):
         return (self.Q[index] / self.g) @ self.R.T
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a descent."""
-
-    plan: Factorisation
-    quadratic: float  # <L(P), P>
-    linear: float  # <M, P>
-    converged: bool
-    history: tuple[float, ...]  # objective at each accepted iteration, with entropy
-
-
 class _Measured(NamedTuple):
     """A factorisation with its values and the gradient of the objective."""
 
     point: Factorisation
-    quadratic: float
-    linear: float
+    quadratic: float  # <L(P), P>
+    linear: float  # <M, P>
     entropy: float  # -sum x (log x - 1) over Q, R and g, with its weight
     gradient: Factorisation
 
@@ -141,9 +130,10 @@ class _Measured(NamedTuple):
 
 def descend(
     problem: Problem, start: Factorisation, max_iter: int, tol: float, epsilon: float = 0.0
-) -> Outcome:
+) -> tuple[_Measured, list[float], bool]:
     """Lower the objective, less ``epsilon`` times the entropy of Q, R and g, from a start."""
     # It ends once the objective falls by less than `tol` in 20 steps; one that raises it is undone.
+    # Returns where it ends, the objective at each step that is kept, and whether it has converged.
     marginals = problem.marginals
     a, b = marginals
     squares = problem.source.mean_square(a) @ a + problem.target.mean_square(b) @ b
@@ -171,7 +161,7 @@ def descend(
             settled = len(history) > _WINDOW and past - history[-1] <= tol * abs(past)
         if settled:
             break
-    return Outcome(current.point, current.quadratic, current.linear, settled, tuple(history))
+    return current, history, settled
 
 
 def _measure(
@@ -458,21 +448,21 @@ curvature, scale, device
         else:
             start = _given_start(init, problem, rank, generator)
         with small_on_one_thread(source.n, target.n, where):
-            outcome = descend(problem, start, max_iter, tol, float(epsilon))
-        plan = LowRankPlan(*(part.exp() for part in outcome.plan))
+            ended, history, converged = descend(problem, start, max_iter, tol, float(epsilon))
+        plan = LowRankPlan(*(part.exp() for part in ended.point))
         masses = plan.marginals()
-    if not outcome.converged:
+    if not converged:
         warn_user(
             f"The objective still fell after {max_iter} steps: raise `max_iter`, or loosen `tol`.",
             ConvergenceWarning,
         )
     errors = ((mass - weight).abs().sum() for mass, weight in zip(masses, marginals, strict=True))
     result = LowRankResult(
-        lazy_plan=plan, value_quad=problem.alpha * outcome.quadratic,
-        value_linear=(1 - problem.alpha) * outcome.linear, marginal_a=masses[0],
+        lazy_plan=plan, value_quad=problem.alpha * ended.quadratic,
+        value_linear=(1 - problem.alpha) * ended.linear, marginal_a=masses[0],
         marginal_b=masses[1], marginal_error=max(map(float, errors)),
-        scale=(sides.origins[0].scale, sides.origins[1].scale), converged=outcome.converged,
-        history=outcome.history,
+        scale=(sides.origins[0].scale, sides.origins[1].scale), converged=converged,
+        history=tuple(history),
     )  # fmt: skip
     in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
     return result.in_numpy() if in_numpy else result

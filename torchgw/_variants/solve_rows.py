@@ -178,8 +178,7 @@ class _Drawn(NamedTuple):
         else:
             backend = _by_tiles(cost, self.order)
         whole = TransportPlan(cost, potentials, weights, plan.epsilon, backend)
-        found: Tensor = whole.T @ torch.ones_like(plan.potentials.f)
-        return found
+        return whole.T @ torch.ones_like(plan.potentials.f)
 
 
 def _by_tiles(cost: FactoredCost, columns: Order) -> Backend:

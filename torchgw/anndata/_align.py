@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torchgw._api import DATA
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_choice, check_count, check_flag, reject_unknown
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw._problem.table import TABLE, Options
+from torchgw._results.confidence import why_not
 from torchgw._results.maps import MapKind, SpaceMap
 from torchgw._results.result import GWResult
 from torchgw.anndata._problem import TranslationProblem
@@ -140,7 +141,8 @@ def align(
         Slices: also fit such a map of the source's ``obsm["spatial"]`` onto the target's, robustly,
         as :meth:`torchgw.GWResult.rigid` and the others do.
     confidence : bool
-        Whether to compute :meth:`torchgw.GWResult.confidence` of the cells of the source.
+        Whether to compute :meth:`torchgw.GWResult.confidence` of the cells of the source; a warning
+        says so where that has none, as of relaxed plans and known types.
     copy : bool
         Whether to leave the objects as they are, and return copies with the results.
     solve_options : Options or mapping, optional
@@ -223,7 +225,11 @@ def align(
         adata_src.uns[key_added]["spatial"] = {
             "map": str(spatial), "error": there.error, "reflects": there.reflects,
         }  # fmt: skip
-    if confidence:
+    why = why_not(result._known(), result.lazy_plan) if confidence else ""
+    if why:
+        # the solve may have taken hours, so the rest of its result is kept
+        warn_user(f"`confidence=True` has no effect. {why}", TorchGWWarning)
+    elif confidence:
         column, about = f"{key_added}_confidence", adata_src.uns[key_added]
         adata_src.obs[column] = to_numpy(result.confidence().partner)
         # which the next alignment of this name removes

@@ -507,7 +507,10 @@ class TranslationProblem:
             if not givers:
                 where = f"no column of the .obs of the reference, {self._reference!r}"
                 where = "a column of neither .obs" if single else where
-                raise InvalidInputError(f"`labels={name!r}` is {where}.")
+                known = ", ".join(map(repr, reference.adata.obs.columns)) or "no columns"
+                raise InvalidInputError(
+                    f"`labels={name!r}` is {where}; that of the reference has {known}."
+                )
             for side in givers:
                 if side.adata.obs[name].isna().all():
                     raise InvalidInputError(

@@ -133,7 +133,7 @@ def read_spaces(
             spaces.append(Space(points, False, points, common))
         else:
             length = np.linalg.norm(points, axis=1, keepdims=True)
-            points = np.asarray(points / np.where(length > 0, length, 1))
+            points = points / np.where(length > 0, length, 1)
             spaces.append(
                 Space(_scot_distances(points, metric or "correlation"), True, points, common)
             )
@@ -221,18 +221,12 @@ def points_of(
         )
     if not isinstance(value, np.ndarray) and hasattr(value, "chunks"):
         # an array of a file, copied once, some rows at a time
-        value = _in_float64(value)
+        stored, value = value, np.empty(value.shape)
+        rows = max(1, BLOCK_ENTRIES // max(1, math.prod(stored.shape[1:])))
+        for start in range(0, len(value), rows):
+            value[start : start + rows] = stored[start : start + rows]
         return to_numpy(check_points(what, value))
     return np.array(to_numpy(check_points(what, value)), dtype=np.float64)
-
-
-def _in_float64(stored: Any) -> NDArray[np.float64]:
-    """Read an array (n, d) of a file."""
-    table = np.empty(stored.shape)
-    rows = max(1, BLOCK_ENTRIES // max(1, math.prod(stored.shape[1:])))
-    for start in range(0, len(table), rows):
-        table[start : start + rows] = stored[start : start + rows]
-    return table
 
 
 def _steps(graph: Any, what: str) -> Any:
@@ -255,7 +249,7 @@ def _scot_distances(points: NDArray[np.float64], metric: GraphMetric) -> NDArray
     graph = knn_graph(points, max(count, 1), metric=metric)
     steps = dijkstra(graph, directed=False, unweighted=True)
     steps[np.isinf(steps)] = steps[np.isfinite(steps)].max()
-    return np.asarray(steps / (steps.max() or 1.0))
+    return steps / (steps.max() or 1.0)
 
 
 def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:

@@ -231,11 +231,11 @@ def means(plan: Plan, values: NDArray[Any]) -> NDArray[np.float64]:
     """Average values (m, c) over the partners of each row, (n, c); NaN for a row without mass."""
     table = np.column_stack([values, np.ones(len(values))])
     sums = to_numpy(plan @ table)
-    return np.asarray(_ratio(sums[:, :-1], sums[:, -1:]))
+    return _ratio(sums[:, :-1], sums[:, -1:])
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(np.divide(over, under, out=np.full(over.shape, np.nan), where=under > 0))
+    return np.divide(over, under, out=np.full(over.shape, np.nan), where=under > 0)
 
 
 def carry(column: Any, plan: Plan) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, PlanTooLargeError, warn_user
 from torchgw._problem.table import TABLE
-from torchgw.cli._arguments import add_output_options, flag_of, positive, spoken
+from torchgw.cli._arguments import add_columns, add_output_options, flag_of, positive, spoken
 from torchgw.cli._files import (
     Side,
     check_output,
@@ -126,13 +126,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
         "--same-labels", action="store_true",
         help="match rows of one label in --label-column alone",
     )  # fmt: skip
-    parser.add_argument(
-        "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
-        "first, if it has no name or holds words alone)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--label-column", metavar="NAME", help="column of tables that is a label, no coordinate"
-    )
+    add_columns(parser)
 
 
 def _add_solver(parser: argparse.ArgumentParser) -> None:

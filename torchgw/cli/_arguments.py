@@ -47,6 +47,17 @@ def spoken(message: object) -> str:
     return _PYTHON.sub("", text)
 
 
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which columns of tables are no coordinates."""
+    parser.add_argument(
+        "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
+        "first, if it has no name or holds words alone)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--label-column", metavar="NAME", help="column of tables that is a label, no coordinate"
+    )
+
+
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how much is reported."""
     volume = parser.add_mutually_exclusive_group()

@@ -22,7 +22,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.choose import unavailable_backends
-from torchgw.cli._arguments import add_output_options, positive, spoken
+from torchgw.cli._arguments import add_columns, add_output_options, positive, spoken
 from torchgw.cli._files import check_output, read_array, read_labels, write_array
 from torchgw.metrics import foscttm, label_accuracy
 
@@ -130,6 +130,7 @@ def add_commands(
     certify.add_argument("-o", "--output", type=Path, help="result file to write, with the proof")
     transform.add_argument("points", help="new points, in the forms that align takes")
     transform.add_argument("--inverse", action="store_true", help="map points of Y to X")
+    add_columns(transform)
     for parser, what in (
         (plot, "picture, such as plan.png"), (transform, ".npy, .csv or .tsv file to write")
     ):  # fmt: skip
@@ -171,7 +172,7 @@ def _info(options: argparse.Namespace) -> int:
         for name, space in zip("XY", _spaces(result), strict=False):
             if space.points is not None:
                 print(f"  {name}: points of shape {tuple(space.points.shape)}")
-        for place, item in enumerate(result.alternatives):
+        for place, item in enumerate(result.alternatives[1:], start=1):
             print(f"  alternative {place}: value {item.value:.6g}, {item.relation or item.label}")
         return 0
     print(f"torchgw       {torchgw.__version__}")
@@ -322,7 +323,7 @@ def _transform(options: argparse.Namespace) -> int:
     """Map new points."""
     written = check_output(options.output, (".npy", ".csv", ".tsv"), options.result, options.points)
     result = _alignment(options.result)
-    points = read_array(options.points)
+    points = read_array(options.points, options.id_column, options.label_column)
     mapped = result.inverse_transform(points) if options.inverse else result.transform(points)
     write_array(options.output, mapped)
     if not options.quiet:
@@ -403,7 +404,7 @@ def _demo(options: argparse.Namespace) -> int:
     X, Y, angles = _curves(options, options.seed)
     start = time.perf_counter()
     with progress(not options.quiet, spoken=spoken) as report:
-        asked = torchgw.Options(n_neighbors=5, random_state=options.seed, callback=report)
+        asked = torchgw.Options(random_state=options.seed, callback=report)
         result = torchgw.solve(X, Y, options=asked)
     seconds = time.perf_counter() - start
     correlation = _correlation(angles, to_numpy(result.lazy_plan.argmax()))

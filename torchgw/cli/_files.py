@@ -43,9 +43,11 @@ class Side(NamedTuple):
         return self.points if self.faces is None else (self.points, self.faces)
 
 
-def read_array(name: str) -> NDArray[Any]:
+def read_array(
+    name: str, id_column: str | None = None, label_column: str | None = None
+) -> NDArray[Any]:
     """Read numbers from a file, integers and booleans as float64, tables as (rows, columns)."""
-    side = read_side(name)
+    side = read_side(name, id_column, label_column)
     if side.faces is not None:
         raise InvalidInputError(f"{name}: is a surface, and numbers are expected: {_FORMS}.")
     return side.points
@@ -63,8 +65,7 @@ def read_side(name: str, id_column: str | None = None, label_column: str | None 
         raise InvalidInputError(f"{name}: unknown kind of file; expected {_FORMS}.")
     _check_there(path)
     if suffix in (*_DELIMITERS, ".parquet"):
-        table = _read_columns(path)
-        return _side_of(table, path, member, id_column, label_column)
+        return _side_of(_read_columns(path), path, member, id_column, label_column)
     if suffix == ".h5ad":
         with _opened_h5ad(path) as data:
             for column in (id_column, label_column):
@@ -120,8 +121,7 @@ def read_labels(name: str) -> NDArray[Any]:
 def _read_surface(path: Path) -> Side:
     """Read a surface; vertices keep their order, and those of STL files are joined."""
     _check_there(path)
-    if find_spec("trimesh") is None:
-        raise InvalidInputError(f"{path}: surfaces need trimesh: pip install trimesh")
+    _need(path, "surfaces", "trimesh")
     import trimesh
 
     try:
@@ -147,6 +147,14 @@ def _label_column(path: Path, member: str | None) -> NDArray[Any]:
             f"{path}: has {len(table.values)} columns; name that of the labels as {path}:NAME."
         )
     return _numbers_or_words(table.values[0])
+
+
+def _need(path: Path, what: str, *packages: str) -> None:
+    """Refuse a file that is read by packages that are not installed."""
+    if any(find_spec(package) is None for package in packages):
+        raise InvalidInputError(
+            f"{path}: {what} need {' and '.join(packages)}: pip install {' '.join(packages)}"
+        )
 
 
 def _check_there(path: Path) -> None:
@@ -314,10 +322,7 @@ def _read_columns(path: Path) -> _Columns:
 
 def _read_parquet(path: Path) -> Any:
     """Read a table."""
-    if find_spec("pandas") is None or find_spec("pyarrow") is None:
-        raise InvalidInputError(
-            f"{path}: parquet files need pandas and pyarrow: pip install pandas pyarrow"
-        )
+    _need(path, "parquet files", "pandas", "pyarrow")
     import pandas
     from pyarrow.lib import ArrowException
 
@@ -330,8 +335,7 @@ def _read_parquet(path: Path) -> Any:
 @contextmanager
 def _opened_h5ad(path: Path) -> Iterator[Any]:
     """Open an AnnData file, whose X is read where it is asked for."""
-    if find_spec("anndata") is None:
-        raise InvalidInputError(f"{path}: h5ad files need anndata: pip install anndata")
+    _need(path, "h5ad files", "anndata")
     import anndata
 
     try:
@@ -372,7 +376,7 @@ def read_weights(name: str) -> NDArray[Any]:
     total = weights.sum()
     if not (0.0 < total < np.inf):
         raise InvalidInputError(f"{name}: weights must have a positive, finite total; got {total}.")
-    return np.asarray(weights / total)
+    return weights / total
 
 
 def _split(name: str) -> tuple[Path, str | None]:

@@ -22,27 +22,9 @@ from torchgw.distances.precomputed import (
 from torchgw.distances.surface import Surface
 
 __all__ = [
-    "CallableDistance",
-    "CurvedDistance",
-    "DijkstraDistance",
-    "DirectedDistance",
-    "DistanceProvider",
-    "FactoredDistance",
-    "Factors",
-    "Geodesics",
-    "LandmarkDistance",
-    "ManifoldDistance",
-    "NystromDistance",
-    "PointDistance",
-    "PrecomputedDistance",
-    "ProductDistance",
-    "ScaledDistance",
-    "Surface",
-    "connect",
-    "default_n_neighbors",
-    "geodesic_matrices",
-    "geodesic_matrix",
-    "knn_graph",
-    "symmetrise",
-    "validate_graph",
-]
+    "CallableDistance", "CurvedDistance", "DijkstraDistance", "DirectedDistance",
+    "DistanceProvider", "FactoredDistance", "Factors", "Geodesics", "LandmarkDistance",
+    "ManifoldDistance", "NystromDistance", "PointDistance", "PrecomputedDistance",
+    "ProductDistance", "ScaledDistance", "Surface", "connect", "default_n_neighbors",
+    "geodesic_matrices", "geodesic_matrix", "knn_graph", "symmetrise", "validate_graph",
+]  # fmt: skip

@@ -186,8 +186,7 @@ class DistanceProvider(ABC):
 
     def _column_blocks(self) -> tuple[Tensor, ...]:
         width = max(1, BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        found: tuple[Tensor, ...] = torch.arange(self.n, device=self.device).split(width)
-        return found
+        return torch.arange(self.n, device=self.device).split(width)
 
 
 def both_ways(first: Any, second: Any) -> list[tuple[Any, Any]]:

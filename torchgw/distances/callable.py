@@ -183,8 +183,7 @@ def _as_function(function: Any) -> Between:
             "`function` must be callable, (q, ...) and (s, ...) points -> (q, s) distances, or "
             f"have a method `dist`; got {type(function).__name__}."
         )
-    found: Between = function
-    return found
+    return function
 
 
 def _of_pairs(manifold: Any) -> Between:

@@ -133,8 +133,7 @@ class ProductDistance(DistanceProvider):
     def columns(self, index: Tensor) -> Tensor:
         terms = zip(self._weights, self._parts, strict=True)
         roots = torch.stack([weight**0.5 * part.columns(index) for weight, part in terms])
-        found: Tensor = torch.linalg.vector_norm(roots, dim=0)
-        return found
+        return torch.linalg.vector_norm(roots, dim=0)
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights from the parts."""

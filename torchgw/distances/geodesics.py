@@ -196,14 +196,19 @@ def path_lengths(
     """Compute D[sources] of several graphs by processes that share memory if that pays."""
     # SciPy's Dijkstra holds the interpreter lock: threads would not help.
     n_jobs = _worth_jobs(tasks, n_jobs)
+    # even shares, several for each job, within memory
+    shares = n_jobs * _SHARES if n_jobs > 1 else 1
     shapes = [(len(sources), task.n) for task, sources in tasks]
     size = dtype.itemsize * sum(rows * n for rows, n in shapes)
-    with TemporaryDirectory(dir=_memory_folder(size), ignore_cleanup_errors=True) as folder:
+    # a process that writes beyond the room in memory, 64 MB in a container, is killed
+    roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > size
+    place = _IN_MEMORY if roomy else None
+    with TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
         results = [_rows_of(shape, dtype, n_jobs > 1, folder, i) for i, shape in enumerate(shapes)]
         calls = [
             (task.graph, sources[start : start + step], rows[start : start + step])
             for (task, sources), rows in zip(tasks, results, strict=True)
-            for step in [_chunk_rows(task.n, len(sources), n_jobs)]
+            for step in [max(1, min(-(-len(sources) // shares), BLOCK_BYTES // (8 * task.n)))]
             for start in range(0, len(sources), step)
         ]
         work = sum(
@@ -221,13 +226,6 @@ def path_lengths(
         if task.unreachable is not None:
             table[table.isinf()] = task.unreachable
     return tables
-
-
-def _memory_folder(size: int) -> str | None:
-    """Find a folder whose files are in memory, if there is one with room for some bytes."""
-    # a process that writes beyond that room, 64 MB in a container, is killed
-    roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > size
-    return _IN_MEMORY if roomy else None
 
 
 def _rows_of(
@@ -270,12 +268,6 @@ def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: in
     available = int(effective_n_jobs(-1 if n_jobs is None else n_jobs))
     # all of the work but one process's share is saved
     return available if pairs * (1 - 1 / available) >= _PROCESS_PAIRS else 1
-
-
-def _chunk_rows(n: int, n_sources: int, n_jobs: int) -> int:
-    """Choose the sources of one call: even shares, several for each job, within memory."""
-    shares = n_jobs * _SHARES if n_jobs > 1 else 1
-    return max(1, min(-(-n_sources // shares), BLOCK_BYTES // (8 * n)))
 
 
 # Rounds between two checks of whether anything still changes. [L148]
@@ -415,10 +407,11 @@ class EdgeRelaxation:
         # Launching a round from Python takes several times as long as the round. The first rounds,
         # over nothing, compile the kernel.
         advance()
-        if self._memory is None:
+        if self._memory is None or self._memory.is_broken:
             self._memory = borrow_memory(self, self.device)
         recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
-        return _Rounds(distance, tables[0], threshold, recorded.replay, (due, counts))
+        again = advance if recorded is None else recorded.replay
+        return _Rounds(distance, tables[0], threshold, again, (due, counts))
 
 
 def _laid_out(edges: Edges, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

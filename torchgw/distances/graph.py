@@ -392,14 +392,12 @@ class _ShortestEdges:
         self._label = torch.where(leaves.row >= 0, labels[leaves.row], -1)
         # and are infinitely far from everything
         self._points = leaves.points.masked_fill((leaves.row < 0)[:, :, None], torch.inf)
-        self._low, self._high = [leaves.low], [leaves.high]
         lowest = torch.where(leaves.row >= 0, self._label, count).amin(dim=1)
-        self._first, self._last = [lowest], [self._label.amax(dim=1)]
+        # corners of the boxes of each level, and the first and last component in each
+        self._boxes = [(leaves.low, leaves.high, lowest, self._label.amax(dim=1))]
         for _ in range(self._height):
-            self._low.insert(0, self._low[0].unflatten(0, (-1, 2)).amin(dim=1))
-            self._high.insert(0, self._high[0].unflatten(0, (-1, 2)).amax(dim=1))
-            self._first.insert(0, self._first[0].unflatten(0, (-1, 2)).amin(dim=1))
-            self._last.insert(0, self._last[0].unflatten(0, (-1, 2)).amax(dim=1))
+            low, high, first, last = (part.unflatten(0, (-1, 2)) for part in self._boxes[0])
+            self._boxes.insert(0, (low.amin(1), high.amax(1), first.amin(1), last.amax(1)))
 
     def search(self) -> None:
         """Find the shortest edges."""
@@ -449,8 +447,7 @@ class _ShortestEdges:
 
     def _worth_visiting(self, level: int, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         """Select the pairs of boxes that may hold a shorter edge, the nearest first."""
-        low, high = self._low[level], self._high[level]
-        first, last = self._first[level], self._last[level]
+        low, high, first, last = self._boxes[level]
         gap = torch.zeros(len(one), dtype=torch.float64, device=one.device)
         reach = torch.zeros_like(gap)
         for axis in range(low.shape[1]):
@@ -498,20 +495,9 @@ class _ShortestEdges:
 
 def _join(count: int, ends: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Choose the shortest edge of each component, (count, 2), and number what they join."""
-    parent = list(range(count))
-
-    def root(label: int) -> int:
-        while parent[label] != label:
-            parent[label] = parent[parent[label]]
-            label = parent[label]
-        return label
-
-    chosen = []
-    for edge in np.argsort(square, kind="stable")[: int(np.isfinite(square).sum())].tolist():
-        here, there = (root(label) for label in ends[edge].tolist())
-        # equal lengths could otherwise close a cycle
-        if here != there:
-            parent[here] = there
-            chosen.append(edge)
-    roots = [root(label) for label in range(count)]
+    joined = scipy.cluster.hierarchy.DisjointSet(range(count))
+    order = np.argsort(square, kind="stable")[: int(np.isfinite(square).sum())]
+    # equal lengths could otherwise close a cycle
+    chosen = [edge for edge in order.tolist() if joined.merge(*ends[edge].tolist())]
+    roots = [joined[label] for label in range(count)]
     return np.array(chosen, dtype=np.int64), np.unique(roots, return_inverse=True)[1]

@@ -361,14 +361,17 @@ class LandmarkDistance(NystromDistance):
         self.geodesics = geodesics = as_geodesics(graph)
         self.n, self.device, self.dtype = geodesics.n, device, dtype
 
-    @property
-    def _row_dtype(self) -> torch.dtype:
-        """Dtype of the paths that factors are made of."""
-        return torch.float32 if self.n > _ROUGH else torch.float64
-
-    def _reader(self, *, last: bool = False) -> Callable[[Tensor], Tensor]:
+    def _reader(
+        self, ranks: Ranks | None = None, *, last: bool = False
+    ) -> Callable[[Tensor], Tensor]:
+        """Make what finds paths, which ranks share out if there are any."""
         assert self.geodesics is not None
-        return self.geodesics.reader(self.device, self._row_dtype, last=last)
+        dtype = torch.float32 if self.n > _ROUGH else torch.float64
+        alone = self.geodesics.reader(self.device, dtype, last=last)
+        if ranks is None:
+            return alone
+        empty = torch.empty(0, self.n, dtype=dtype, device=self.device)
+        return lambda sources: ranks.at_once(len(sources), lambda one: alone(sources[one]), empty)
 
     @classmethod
     def prepared(
@@ -386,14 +389,8 @@ class LandmarkDistance(NystromDistance):
         """
         provider = cls.__new__(cls)
         provider._begin(graph, device, torch.float64)
-        alone = rows_of = provider._reader(last=last)
-        if ranks is not None:
-            empty = torch.empty(0, provider.n, dtype=provider._row_dtype, device=device)
-
-            def rows_of(sources: Tensor) -> Tensor:
-                return ranks.at_once(len(sources), lambda some: alone(sources[some]), empty)
-
-        provider._find(rows_of, n_landmarks, 0, None)
+        # nothing else holds the reader, which is let go before the factors are made
+        provider._find(provider._reader(ranks, last=last), n_landmarks, 0, None)
         provider._warn_if_too_few(len(provider.landmarks))
         return provider
 

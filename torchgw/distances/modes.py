@@ -40,7 +40,7 @@ def modes(surface: Surface, most: int = _LAST) -> Modes | None:
         (root @ _stiffness(points, faces) @ root).tocsc(), k=count, sigma=-1.0,
         v0=np.random.default_rng(0).normal(size=n),
     )  # fmt: skip
-    return Modes(squares, np.asarray((found / np.sqrt(area)[:, None])[place]))
+    return Modes(squares, (found / np.sqrt(area)[:, None])[place])
 
 
 def apart(one: Modes, other: Modes) -> float:
@@ -65,4 +65,4 @@ def _stiffness(points: NDArray[np.float64], faces: NDArray[np.int64]) -> scipy.s
     ends = np.concatenate(rows), np.concatenate(columns)
     table = scipy.sparse.coo_array((np.concatenate(weights), ends), shape=(len(points),) * 2)
     table = table.tocsr()
-    return scipy.sparse.diags_array(np.asarray(table.sum(1))) - table
+    return scipy.sparse.diags_array(table.sum(1)) - table

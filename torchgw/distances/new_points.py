@@ -83,14 +83,11 @@ class CrossDistance:
             used, place = torch.unique(at, return_inverse=True)
             paths = self._provider.columns(used).T[place]
         else:
-            paths = self._columns_at(index)[at]
+            # read once for all blocks
+            if self._columns is None or self._columns[0] is not index:
+                self._columns = index, self._provider.columns(index)
+            paths = self._columns[1][at]
         return (paths.double() + length[:, :, None]).amin(dim=1)
-
-    def _columns_at(self, index: Tensor) -> Tensor:
-        """Read columns of the provider once for all blocks."""
-        if self._columns is None or self._columns[0] is not index:
-            self._columns = index, self._provider.columns(index)
-        return self._columns[1]
 
 
 def straight_distances(space: Space, new: Tensor, known: Tensor) -> Tensor:
@@ -122,8 +119,7 @@ def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
     if factors is None:
         raise InvalidInputError("These distances have no factors.")
     known = factors.matrix[reference].double() * factors.signs.double()
-    found: Tensor = torch.linalg.pinv(known.T, rtol=NOTHING)
-    return found
+    return torch.linalg.pinv(known.T, rtol=NOTHING)
 
 
 def averaged_factors(known: Tensor, factors: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:

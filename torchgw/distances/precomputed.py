@@ -102,8 +102,7 @@ class PrecomputedDistance(DistanceProvider):
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
         rows = max(1, BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        found: tuple[Tensor, ...] = self._matrix.split(rows)
-        return found
+        return self._matrix.split(rows)
 
     def _check(self) -> None:
         """Refuse a matrix that is not finite or not symmetric, a block at a time."""

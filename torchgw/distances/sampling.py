@@ -235,8 +235,7 @@ def differences(
 
 def _blocks(provider: DistanceProvider) -> tuple[Tensor, ...]:
     width = max(1, _BLOCK_ELEMENTS[provider.device.type] // provider.n)
-    found: tuple[Tensor, ...] = torch.arange(provider.n, device=provider.device).split(width)
-    return found
+    return torch.arange(provider.n, device=provider.device).split(width)
 
 
 def _columns(provider: DistanceProvider) -> Iterator[Tensor]:
@@ -270,8 +269,7 @@ def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
-    found: Tensor = values.gather(1, position) / _QUANTILES**0.5
-    return found
+    return values.gather(1, position) / _QUANTILES**0.5
 
 
 def _order(table: Tensor) -> Tensor:

@@ -36,7 +36,11 @@ def as_triangles(name: str, value: Any) -> Triangles | None:
             f"The vertices of the surface `{name}` must have shape (n, 3), or (n, 2) in the plane; "
             f"got {tuple(vertices.shape)}."
         )
-    if faces.ndim != 2 or faces.shape[1] != 3 or not len(faces):
+    if faces.ndim == 2 and not len(faces):
+        raise InvalidInputError(
+            f"The surface `{name}` has no faces. Pass its vertices alone, which are points."
+        )
+    if faces.ndim != 2 or faces.shape[1] != 3:
         raise InvalidInputError(
             f"The faces of the surface `{name}` must be triangles, integers of shape (k, 3); got "
             f"{faces.shape}. Triangulate others first: mesh.triangulate() of PyVista, "
@@ -45,7 +49,8 @@ def as_triangles(name: str, value: Any) -> Triangles | None:
     if faces.dtype.kind not in "iu":
         raise InvalidTypeError(
             f"The faces of the surface `{name}` must be numbers of vertices, integers; got "
-            f"{faces.dtype}. Pass (vertices, faces.astype(int)) if that is what they are."
+            f"{faces.dtype}. A surface is (vertices, faces), in this order; pass "
+            "(vertices, faces.astype(int)) if that is what they are."
         )
     if not 0 <= int(faces.min()) <= int(faces.max()) < len(vertices):
         raise InvalidInputError(
@@ -63,6 +68,11 @@ def _parts(name: str, value: Any) -> tuple[Any, Any] | None:
         return (value[0], value[1]) if pair else None
     if hasattr(value, "vertices") and hasattr(value, "faces"):
         return value.vertices, value.faces
+    if hasattr(value, "vertices") and hasattr(value, "bounds"):
+        raise InvalidTypeError(
+            f"`{name}` must be points or a surface; got a {type(value).__name__}, which has no "
+            f"faces. Pass its points, {name}.vertices."
+        )
     if hasattr(value, "geometry") and hasattr(value, "graph") and hasattr(value, "bounds"):
         raise InvalidTypeError(
             f"`{name}` must be one surface; got a {type(value).__name__} of several. Pass "
@@ -191,12 +201,12 @@ class Surface:
         points, faces, place, _ = self._merged
         third = _areas(points, faces) / 3
         each = np.bincount(faces.ravel(), np.repeat(third, 3), minlength=len(points))
-        return np.asarray((each / np.bincount(place))[place])
+        return (each / np.bincount(place))[place]
 
     @property
     def weights(self) -> Points:
         """Share of the area around each vertex, shape (n,)."""
-        return np.asarray(self.areas / self.areas.sum())
+        return self.areas / self.areas.sum()
 
     @property
     def joined(self) -> tuple[Points, Index, Index]:
@@ -206,9 +216,8 @@ class Surface:
     @property
     def is_oriented(self) -> bool:
         """Whether neighbouring triangles are turned the same way, as where all look outside."""
-        _, faces, _, _ = self._merged
         # then no side leads twice from one end to the other
-        ends = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
+        ends, _ = _sides(self._merged.points, self._merged.faces)
         return len(np.unique(ends, axis=0)) == len(ends)
 
     @cached_property
@@ -219,11 +228,9 @@ class Surface:
         lines, lengths = _lines(points, faces)
         ends, length = np.concatenate([ends, lines]), np.concatenate([length, lengths])
         # the shortest of several lines between two vertices
-        low, high = np.sort(ends, axis=1).T
-        order = np.lexsort((length, high, low))
-        low, high, length = low[order], high[order], length[order]
-        fresh = np.r_[True, (low[1:] != low[:-1]) | (high[1:] != high[:-1])]
-        low, high, length = first[low[fresh]], first[high[fresh]], length[fresh]
+        (low, high), order = np.sort(ends, axis=1).T, np.argsort(length, kind="stable")
+        at = order[np.unique((low * self.n + high)[order], return_index=True)[1]]
+        low, high, length = first[low[at]], first[high[at]], length[at]
         # vertices at the same place are no distance apart
         again = np.nonzero(first[place] != np.arange(self.n))[0]
         low, high = np.r_[low, first[place[again]]], np.r_[high, again]
@@ -268,7 +275,7 @@ def _merge(vertices: Points, faces: Index) -> _Merged:
 
 def _areas(points: Points, faces: Index) -> Points:
     one, two, three = (points[faces[:, corner]] for corner in range(3))
-    return np.asarray(np.linalg.norm(np.cross(two - one, three - one), axis=1) / 2)
+    return np.linalg.norm(np.cross(two - one, three - one), axis=1) / 2
 
 
 def _sides(points: Points, faces: Index) -> tuple[Index, Points]:
@@ -278,7 +285,7 @@ def _sides(points: Points, faces: Index) -> tuple[Index, Points]:
 
 
 def _apart(points: Points, one: Index, other: Index) -> Points:
-    return np.asarray(np.linalg.norm(points[one] - points[other], axis=1))
+    return np.linalg.norm(points[one] - points[other], axis=1)
 
 
 class _Fan(NamedTuple):
@@ -348,7 +355,7 @@ def _unfold(base: Points, near: Points, far: Points) -> tuple[Points, Points]:
 
 def _turn(one: Points, other: Points) -> Points:
     """Compute the cross products of vectors in a plane, positive where the other lies left."""
-    return np.asarray(one[:, 0] * other[:, 1] - one[:, 1] * other[:, 0])
+    return one[:, 0] * other[:, 1] - one[:, 1] * other[:, 0]
 
 
 def _twins(sides: Index) -> Index:

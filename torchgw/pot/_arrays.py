@@ -83,7 +83,7 @@ class Arrays:
         half = dtype.is_floating_point and dtype.itemsize == 2
         if half and abs(array.sum() - 1) <= torch.finfo(dtype).eps:
             # one but for rounding, by which `p` and `q` may have different sums
-            return np.asarray(array / array.sum())
+            return array / array.sum()
         return array
 
     def give(self, array: Any) -> Any:

@@ -37,12 +37,13 @@ class Stop(NamedTuple):
     verbose: bool = False
 
 
-class Mirrored(NamedTuple):
-    """The end of steps with entropy."""
+class Ended(NamedTuple):
+    """Where steps have ended."""
 
     plan: Array  # (n, m)
-    errors: list[float]  # change of the plan by each iteration
-    potentials: tuple[Array, Array] | None  # (n,) and (m,): the plan is exp((f + g - C) / epsilon)
+    told: list[float]  # change of the plan by each step; without entropy the objective around each
+    # (n,) and (m,), of the last linear problem: with entropy the plan is exp((f + g - C) / epsilon)
+    potentials: tuple[Array, Array] | None
     converged: bool
 
 
@@ -56,12 +57,7 @@ class Entropic:
     """
 
     def __init__(
-        self,
-        p: Array,
-        q: Array,
-        epsilon: float,
-        mass: float | None = None,
-        most: int = 1000,
+        self, p: Array, q: Array, epsilon: float, mass: float | None = None, most: int = 1000
     ) -> None:
         self.epsilon, self._mass, self._most = epsilon, mass, most
         if mass is None:
@@ -81,10 +77,9 @@ class Entropic:
             cost = cost + self.epsilon * self._reference
         if self._plain(cost, tol) if self._mass is None else self._within_bounds(cost, self._mass):
             return self._exponent(cost)
-        problem = LinearProblem(
-            DenseCost(torch.from_numpy(cost)), self._marginals, self.epsilon, STRICT
-        )
-        prepared, start = EagerBackend().prepare(problem), self._potentials
+        table, start = DenseCost(torch.from_numpy(cost)), self._potentials
+        problem = LinearProblem(table, self._marginals, self.epsilon, STRICT)
+        prepared = EagerBackend().prepare(problem)
         if self._mass is None:
             found = sinkhorn(prepared, start, max_iter=self._most, tol=tol)
         else:
@@ -139,8 +134,7 @@ class Entropic:
     def plan(self, exponent: Array) -> Array:
         """Return the plan of such a logarithm."""
         p, q = self._weights
-        found: Array = p[:, None] * np.exp(exponent) * q
-        return found
+        return p[:, None] * np.exp(exponent) * q
 
     @property
     def potentials(self) -> tuple[Array, Array]:
@@ -157,7 +151,7 @@ class Entropic:
         self._potentials = None
 
 
-def mirror(slope: Slope, start: Array, solver: Entropic, stop: Stop, inner_tol: float) -> Mirrored:
+def mirror(slope: Slope, start: Array, solver: Entropic, stop: Stop, inner_tol: float) -> Ended:
     """Alternate the gradient and the linear problem (Peyre, Cuturi, Solomon, ICML 2016)."""
 
     def step(plan: Array, error: float) -> Array:
@@ -175,7 +169,7 @@ def proximal(
     stop: Stop,
     inner_max_iter: int,
     inner_tol: float,
-) -> Mirrored:
+) -> Ended:
     """Take steps whose entropy is relative to the last plan (Xu, Luo, Carin, ICML 2019)."""
     solver, logarithm = Entropic(p, q, epsilon, most=inner_max_iter), _log(start / np.outer(p, q))
 
@@ -192,7 +186,7 @@ def proximal(
 
 def iterate(
     step: Callable[[Array, float], Array], point: Array, stop: Stop, *, extrapolate: bool = False
-) -> Mirrored:
+) -> Ended:
     """Repeat a step until the plan stays; a step gets the last change, at first infinity."""
     # Where steps only depend on the plan they may go less far than to the plan that a step finds,
     # if they turn back on one another, or further, where they are nearly linear.
@@ -213,7 +207,7 @@ def iterate(
             point = further.next(torch.from_numpy(point), torch.from_numpy(plan)).numpy()
         else:
             point = point + length.next(torch.from_numpy(direction)) * direction
-    return Mirrored(plan, errors[1:], None, converged)
+    return Ended(plan, errors[1:], None, converged)
 
 
 def _log(plan: Array) -> Array:

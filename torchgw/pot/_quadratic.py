@@ -85,8 +85,7 @@ def _product(left: Array, plan: Array, right: Array) -> Array:
     rows, starts = np.unique(places, return_index=True)
     shape = len(rows), plan.shape[1]
     few = csr_array((plan.ravel()[entries], columns, np.append(starts, len(entries))), shape=shape)
-    found: Array = left[:, rows] @ (few @ right)
-    return found
+    return left[:, rows] @ (few @ right)
 
 
 def quadratic(C1: Array, C2: Array, loss: str, symmetric: bool | None) -> Quadratic:

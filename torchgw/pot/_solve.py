@@ -349,9 +349,9 @@ def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.St
         problem, kind, start, mass, max_iter=stop.max_iter, tol_rel=stop.tol, tol_abs=absolute,
         verbose=stop.verbose,
     )  # fmt: skip
-    linear, log = float(np.sum(problem.linear * found.plan)), {"loss": found.losses}
-    parts = linear, found.value - linear
-    return Found(found.plan, *parts, found.value, found.potentials, found.converged, log)
+    linear, value = float(np.sum(problem.linear * found.plan)), found.told[-1]
+    parts, log = (linear, value - linear), {"loss": found.told}
+    return Found(found.plan, *parts, value, found.potentials, found.converged, log)
 
 
 def _regularised(
@@ -365,18 +365,17 @@ def _regularised(
 ) -> Found:
     """Take steps with entropy where both weights are positive."""
 
-    def linear_problem(part: Problem, _: Array) -> _mirror.Mirrored:
+    def linear_problem(part: Problem, _: Array) -> _mirror.Ended:
         assert part.M is not None
         solver = _mirror.Entropic(part.p, part.q, reg, most=10 * stop.max_iter)
         plan = solver.plan(solver(part.M, stop.tol))
-        return _mirror.Mirrored(plan, [], solver.potentials, solver.converged)
+        return _mirror.Ended(plan, [], solver.potentials, solver.converged)
 
     if kind == "balanced" and problem.alpha == 0:
         first = read_start(problem, start, exact=False)
-        plan, found = on_positive(problem, first, linear_problem)
-    else:
-        plan, found = entropic(problem, kind, start, reg, stop, mass, sharp=method == "PPA")
-    return _with_entropy(problem, reg, plan, found.potentials, found.converged, found.errors)
+        return _with_entropy(problem, reg, on_positive(problem, first, linear_problem))
+    found = entropic(problem, kind, start, reg, stop, mass, sharp=method == "PPA")
+    return _with_entropy(problem, reg, found)
 
 
 def _semirelaxed(problem: Problem, reg: float, start: Any, stop: _mirror.Stop) -> Found:
@@ -396,17 +395,13 @@ def _semirelaxed(problem: Problem, reg: float, start: Any, stop: _mirror.Stop) -
         solve = handed("entropic_semirelaxed_fused_gromov_wasserstein")
         plan, log = solve(problem.M, problem.C1, problem.C2, alpha=problem.alpha, **call)
     errors = [float(error) for error in log["err"]]
-    return _with_entropy(problem, reg, plan, None, bool(errors and errors[-1] <= stop.tol), errors)
+    converged = bool(errors and errors[-1] <= stop.tol)
+    return _with_entropy(problem, reg, _mirror.Ended(plan, errors, None, converged))
 
 
-def _with_entropy(
-    problem: Problem,
-    reg: float,
-    plan: Array,
-    potentials: tuple[Array, Array] | None,
-    converged: bool,
-    errors: list[float],
-) -> Found:
+def _with_entropy(problem: Problem, reg: float, ended: _mirror.Ended) -> Found:
+    """Evaluate where steps have ended, with the entropy as POT counts it."""
+    plan, errors, potentials, converged = ended
     linear, quadratic = problem.parts(plan)
     value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
     return Found(plan, linear, quadratic, value, potentials, converged, {"err": errors})
@@ -461,7 +456,7 @@ def _penalised(
     rho, epsilon = [float(weight) / (2 * alpha) for weight in both], reg / (2 * alpha)
     value = np.nan
 
-    def solve(part: Problem, begin: Array) -> _mirror.Mirrored:
+    def solve(part: Problem, begin: Array) -> _mirror.Ended:
         nonlocal value
         plan, _, log = handed("fused_unbalanced_gromov_wasserstein")(
             part.C1, part.C2, part.p, part.q, rho, epsilon, kind, M=part.M, init_pi=begin, log=True,
@@ -469,9 +464,10 @@ def _penalised(
             verbose=stop.verbose,
         )  # fmt: skip
         value, errors = alpha * float(log["fugw_cost"]), [float(error) for error in log["error"]]
-        return _mirror.Mirrored(plan, errors, None, bool(errors and errors[-1] < stop.tol))
+        return _mirror.Ended(plan, errors, None, bool(errors and errors[-1] < stop.tol))
 
-    plan, solved = on_positive(problem, np.outer(p, q) if first is None else first, solve)
+    solved = on_positive(problem, np.outer(p, q) if first is None else first, solve)
+    plan = solved.plan
     derivatives: list[tuple[Any, Any]] = []
     if tracked:
         mass, sides = float(plan.sum()), ((p, q), (q, p))
@@ -483,7 +479,7 @@ def _penalised(
         slopes = *problem.slopes(plan), *by_weights, (1 - alpha) * plan
         inputs = (given[name] for name in ("C1", "C2", "p", "q", "M"))
         derivatives += zip(inputs, slopes, strict=True)
-    found = Found(plan, *problem.parts(plan), value, None, solved.converged, {"err": solved.errors})
+    found = Found(plan, *problem.parts(plan), value, None, solved.converged, {"err": solved.told})
     return result_of(arrays, found, arrays.value(value, derivatives))
 
 

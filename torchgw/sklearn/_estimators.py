@@ -233,8 +233,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, GWEstimator):
         check_is_fitted(self)
         if self._target_names is not None:
             return self._target_names
-        found: NDArray[Any] = super().get_feature_names_out(input_features)
-        return found
+        return super().get_feature_names_out(input_features)
 
     def __sklearn_tags__(self) -> Any:
         """Say that ``y`` is needed and may have several columns."""

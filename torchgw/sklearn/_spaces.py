@@ -124,7 +124,12 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 pairwise(spaces, pairs=pairs, symmetric=False, **options, progress=False)
             )
             found |= zip(missing, np.maximum(values, 0).tolist(), strict=True)
-        _keep(found)
+        for key in found:
+            _known.pop(key, None)
+        # the latest come last, and the oldest are dropped
+        _known.update(found)
+        for key in list(_known)[: max(0, len(_known) - _MOST_KNOWN)]:
+            del _known[key]
         table = np.empty((len(spaces), len(spaces)))
         for (i, j), key in zip(places, keys, strict=True):
             table[i, j] = table[j, i] = found[key]
@@ -201,15 +206,6 @@ def _content(space: Any, features: torch.Tensor | None, asked: str) -> str:
         table = scipy.sparse.csr_array(graph)
         parts = [torch.from_numpy(part) for part in (table.indptr, table.indices, table.data)]
     return content_key("space", *parts, *([] if features is None else [features]), asked)
-
-
-def _keep(found: dict[Any, float]) -> None:
-    """Keep values, the latest ones last, and drop the oldest."""
-    for key, value in found.items():
-        _known.pop(key, None)
-        _known[key] = value
-    for key in list(_known)[: max(0, len(_known) - _MOST_KNOWN)]:
-        del _known[key]
 
 
 def _listed(spaces: Any) -> list[Any]:

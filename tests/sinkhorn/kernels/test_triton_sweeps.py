@@ -345,20 +345,23 @@ def test_streamed_sweeps_follow_potentials_that_go_far(
     exact = EagerBackend().prepare(LinearProblem(cost, marginals, epsilon))
     start = exact.half_steps(torch.zeros(n, dtype=torch.float64, device=device))
 
-    def usable() -> list[bool]:
-        prepared, state, other, usable = prepare(cost, marginals, epsilon=epsilon), start, start, []
+    def usable(dtype: torch.dtype) -> list[bool]:
+        prepared = prepare(cost.to(dtype), marginals, epsilon=epsilon)
+        state, other, usable = start, start, list[bool]()
         for relaxation in [1.0, 1.0, 1.5] if count > 2 else [*20 * [1.0], *5 * [1.5]]:
             sweep = prepared.sweep(state, count, relaxation)
             expected = softmin_sweep(exact, other, count, relaxation)
             state, other = sweep.state, expected.state
             usable.append(bool(sweep.check[0]))
-            if usable[-1]:
+            if usable[-1] and dtype == torch.float64:
                 # a thousand roundings of exponents of size 1 / epsilon
                 assert float((sweep.g_next - expected.g_next).abs().max()) / epsilon < 1e-10
         # further than a sweep can see from where it began
         assert float((other.g - start.g).abs().max()) / epsilon > 40
         return usable
 
-    assert all(usable())
+    assert all(usable(torch.float64) + usable(torch.float32))
     monkeypatch.setattr(sweeps, "_FAR", float("inf"))
-    assert not all(usable())
+    # float64 has digits for these sums, over a kernel that was made where the sweeps began
+    assert all(usable(torch.float64))
+    assert not all(usable(torch.float32))

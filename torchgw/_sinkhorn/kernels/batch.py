@@ -37,8 +37,11 @@ _MOST_POINTS = 256
 # Entries of all plans up to which operations are recorded: beyond, they take longer than their
 # launches. [L1285]
 _RECORDED_ENTRIES = 2**24
-# Entries of a block for each thread, and warps. [L613]
-_ENTRIES, _WARPS = 64, 16
+# Entries of a block for each thread, warps, and threads that share a row. [L613, L1884]
+_ENTRIES, _WARPS, _LANES = 64, 16, 32
+# The same where all entries stay in the registers of the fewest warps: each warp computes the
+# scalings of all columns, and each thread of a row that of the row. [L1884]
+_HELD, _FEWEST, _SHARING, _MOST_HELD = 128, 2, 16, 2**14
 
 
 @triton.jit
@@ -221,9 +224,11 @@ def solve_by_programs(
     costs, g, epsilon = costs.contiguous(), g.contiguous(), epsilon.contiguous()
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))
     n, m = (max(16, triton.next_power_of_2(size)) for size in (s, t))
-    lanes = min(m, 32)
-    down = min(n, _WARPS * 32 // lanes)
-    inner = min(n // down, max(1, _ENTRIES * lanes // m))
+    entries, warps, lanes = _ENTRIES, _WARPS, min(m, _LANES)
+    if n * m <= _MOST_HELD:
+        entries, warps, lanes = _HELD, max(_FEWEST, n * m // (32 * _HELD)), min(m, _SHARING)
+    down = min(n, warps * 32 // lanes)
+    inner = min(n // down, max(1, entries * lanes // m))
     launch(
         _batch_kernel, (count,),
         costs, *marginals, g, epsilon, *done, costs.new_empty(count, n, m),

@@ -71,8 +71,12 @@ def rescaled(log_sum, old, shift, tau, relaxation):
 def usable(log_sum, scaling):
     """Whether a sum kept its digits, and an update stays near the kernel's own potentials."""
     # 2^83 is 1e25, where float32 has lost digits to over- or underflow. Log-scalings within 2^29
-    # leave entries of the plan that matter at 2^-58 or more in the kernel. NaN compares false.
-    return (tl.abs(log_sum) < 83.0) & (tl.abs(scaling) < 29.0)
+    # leave entries of the plan that matter at 2^-58 or more in the kernel. float64 has as many
+    # digits left at 2^-800. NaN compares false. [L1882]
+    if scaling.dtype == tl.float64:
+        return (tl.abs(log_sum) < 900.0) & (tl.abs(scaling) < 400.0)
+    else:  # noqa: RET505 - Triton compiles both branches unless they are exclusive
+        return (tl.abs(log_sum) < 83.0) & (tl.abs(scaling) < 29.0)
 
 
 @triton.jit

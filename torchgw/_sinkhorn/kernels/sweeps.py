@@ -336,12 +336,15 @@ class _Replay:
             return
         graph = self.graphs[kind]
         if graph is None:
-            if self.memory is None:
+            if self.memory is None or self.memory.is_broken:
                 self.memory = borrow_memory(self, self.workspace.shift.device)
             graph = self.graphs[kind] = capture(
                 lambda: self._iterate(*kind), self.memory.stream, pool=self.memory.pool
             )
-        graph.replay()
+        if graph is None:
+            self._iterate(*kind)
+        else:
+            graph.replay()
 
     def _is_next_to_make(self) -> bool:
         """Whether the kernel waits to be made, by whoever asks."""

@@ -160,4 +160,4 @@ def _whole(
 
 
 def _squares(first: Array, second: Array) -> Array:
-    return np.asarray(cdist(first, second, "sqeuclidean"))
+    return cdist(first, second, "sqeuclidean")

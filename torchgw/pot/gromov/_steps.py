@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -96,16 +96,6 @@ class Stored:
         return None if known is None else known()
 
 
-class Exact(NamedTuple):
-    """The end of conditional gradient steps."""
-
-    plan: Array  # (n, m)
-    value: float
-    losses: list[float]  # the objective before each step and at the end
-    potentials: tuple[Array, Array] | None  # of the last linear problem
-    converged: bool
-
-
 def exact(
     problem: Problem,
     kind: Kind,
@@ -117,7 +107,7 @@ def exact(
     limits: tuple[float | None, float | None] = (None, None),
     max_iter: int,
     **stop: Any,
-) -> Exact:
+) -> _mirror.Ended:
     """Take conditional gradient steps; ``stop`` are further arguments of :func:`take_steps`."""
     p, q, pieces = problem.p, problem.q, (problem.term, problem.alpha, problem.linear)
     rule = _read_rule(problem, kind, mass)
@@ -130,11 +120,11 @@ def exact(
         found, is_over = _by_pot(problem, kind, rule, max_iter, stop)
         if is_over:
             return found
-        first, losses = found.plan, found.losses[:-1]
+        first, losses = found.plan, found.told[:-1]
         max_iter -= len(losses)
     path = Stored(*pieces, first, solver)
     done = take_steps(path, max_iter=max_iter, **stop)
-    return Exact(path.plan, done.value, losses + done.losses, path.potentials, done.converged)
+    return _mirror.Ended(path.plan, losses + done.losses, path.potentials, done.converged)
 
 
 def _as_pot(problem: Problem, solver: LinearSolver, first: Array) -> bool:
@@ -151,7 +141,7 @@ def _as_pot(problem: Problem, solver: LinearSolver, first: Array) -> bool:
 
 def _by_pot(
     problem: Problem, kind: Kind, rule: MarginalRule | None, max_iter: int, stop: dict[str, Any]
-) -> tuple[Exact, bool]:
+) -> tuple[_mirror.Ended, bool]:
     """Take POT's steps, from which those of a partial plan may have to go on; tell if not."""
     fused, before = problem.M is not None, {"semirelaxed": "semirelaxed_", "partial": "partial_"}
     solve = handed(f"{before.get(kind, '')}{'fused_' if fused else ''}gromov_wasserstein")
@@ -174,14 +164,14 @@ def _by_pot(
         for step, (last, loss) in enumerate(itertools.pairwise(losses), 1):
             sys.stderr.write(f"{step:5d}|{loss:8e}|{abs(loss - last):8e}\n")
     pair = (log["u"], log["v"]) if kind == "balanced" else None
-    found = Exact(plan, losses[-1], losses, pair, len(losses) <= max_iter)
+    found = _mirror.Ended(plan, losses, pair, len(losses) <= max_iter)
     if rule is None or rule.mass is None:
         return found, True
     moved = float(plan.sum())
     if moved < rule.mass * (1 - 1e-9):
         # a plan of less mass is none to go on from
         begun = product(problem.p, problem.q, rule.mass)
-        return found._replace(plan=begun, losses=losses[:1]), False
+        return found._replace(plan=begun, told=losses[:1]), False
     if moved > rule.mass:
         plan *= rule.mass / moved
     return found, log["warning"] is None and moved <= rule.mass * (1 + 1e-9)
@@ -215,24 +205,24 @@ def entropic(
     sharp: bool = False,
     most: int = 1000,
     tol: float = 1e-9,
-) -> tuple[Array, _mirror.Mirrored]:
+) -> _mirror.Ended:
     """Take steps with entropy; ``most`` and ``tol`` are the limits of linear problems."""
     # Those of a `sharp` balanced plan have the entropy relative to the last plan.
     rule = _read_rule(problem, kind, mass)
     first = _read_first(problem, rule, start, exactly=False)
 
-    def solve(part: Problem, first: Array) -> _mirror.Mirrored:
+    def solve(part: Problem, first: Array) -> _mirror.Ended:
         weights = part.p, part.q
         if sharp:
             return _mirror.proximal(part.slope, first, *weights, epsilon, stop, most, tol)
         solver = _mirror.Entropic(*weights, epsilon, rule.mass if rule else None, most)
         return _mirror.mirror(part.slope, first, solver, stop, tol)
 
-    plan, found = on_positive(problem, first, solve)
-    names = "`reg` or `epsilon`"
-    if not found.converged and found.errors:
+    found = on_positive(problem, first, solve)
+    plan, names = found.plan, "`reg` or `epsilon`"
+    if not found.converged and found.told:
         warn_user(
-            f"The plan still changes by {found.errors[-1]:.2g} in step {len(found.errors)}, where "
+            f"The plan still changes by {found.told[-1]:.2g} in step {len(found.told)}, where "
             f"{stop.tol:.2g} was asked for. Allow more steps, or pass a larger {names}.",
             ConvergenceWarning,
         )
@@ -247,7 +237,7 @@ def entropic(
             f"not get further. Pass a larger {names}.",
             ConvergenceWarning,
         )
-    return plan, found
+    return found
 
 
 def exact_answer(call: Call, kind: Kind, name: str, *known: str, **log: Any) -> Any:
@@ -268,8 +258,8 @@ def exact_answer(call: Call, kind: Kind, name: str, *known: str, **log: Any) -> 
         log["u"], log["v"] = pair
         # of the last linear problem, by its prices
         log["cost"] = np.float64(problem.p @ pair[0] + problem.q @ pair[1])
-    log = {"loss": found.losses, **log}
-    return call.answer(problem, found.plan, name, log, value=found.value, potentials=pair)
+    log = {"loss": found.told, **log}
+    return call.answer(problem, found.plan, name, log, value=found.told[-1], potentials=pair)
 
 
 def entropic_answer(call: Call, kind: Kind, name: str, weight: str, **inner: Any) -> Any:
@@ -278,18 +268,17 @@ def entropic_answer(call: Call, kind: Kind, name: str, weight: str, **inner: Any
     problem = call.problem(differentiable=False)
     limit = int(call.get("max_iter", call.get("numItermax")))
     stop = _mirror.Stop(limit, call.tol, call.verbose)
-    plan, found = entropic(problem, kind, call.G0, epsilon, stop, call.get("m"), **inner)
-    return call.answer(problem, plan, name, {"err": found.errors})
+    found = entropic(problem, kind, call.G0, epsilon, stop, call.get("m"), **inner)
+    return call.answer(problem, found.plan, name, {"err": found.told})
 
 
 def on_positive(
-    problem: Problem, first: Array, solve: Callable[[Problem, Array], _mirror.Mirrored]
-) -> tuple[Array, _mirror.Mirrored]:
+    problem: Problem, first: Array, solve: Callable[[Problem, Array], _mirror.Ended]
+) -> _mirror.Ended:
     """Solve where both weights are positive; elsewhere the plan and the potentials are zero."""
     kept = rows, columns = problem.p > 0, problem.q > 0
     if rows.all() and columns.all():
-        found = solve(problem, first)
-        return found.plan, found
+        return solve(problem, first)
     place = np.ix_(rows, columns)
     found = solve(problem.keep(rows, columns), first[place])
     plan = np.zeros_like(first)
@@ -299,7 +288,7 @@ def on_positive(
         for all_of, some, of_side in zip(whole, found.potentials, kept, strict=True):
             all_of[of_side] = some
         found = found._replace(potentials=whole)
-    return plan, found
+    return found._replace(plan=plan)
 
 
 def _read_rule(problem: Problem, kind: Kind, mass: Any) -> MarginalRule | None:
@@ -336,11 +325,8 @@ def _read_first(
                 f"`{called('G0')}` must be one of {', '.join(_STARTS)}, or a plan; got {start!r}."
             )
         named = handed("semirelaxed_init_plan")
-        return np.asarray(
-            named(
-                problem.C1, problem.C2, p, problem.M, problem.alpha, start,
-                random_state=random_state,
-            )
+        return named(
+            problem.C1, problem.C2, p, problem.M, problem.alpha, start, random_state=random_state,
         )  # fmt: skip
     if start is None:
         return product(p, uniform(len(q))) if free else product(p, q, rule.mass)
