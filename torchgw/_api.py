@@ -594,7 +594,7 @@ def _posed(call: _Call, sides: Spaces) -> _Posed:
     if call.balanced:
         problem = replace(problem, alpha=alike(problem))
     # where the mass of known pairs is fixed, the other points are a problem of their own
-    apart = pairs.known if call.apart else None
+    apart = pairs.known if call.apart and shape != (1, 1) else None
     reduction = None if apart is None else without_pairs(problem, apart)
     if call.asked.unbalanced_unit == "scale":
         options = replace(options, rule=in_units_of_cost(options.rule, problem))

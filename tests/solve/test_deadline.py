@@ -14,6 +14,8 @@ from problems import solve_by_name
 from scipy.sparse import diags_array, random_array
 
 import torchgw
+from torchgw._answer import passes
+from torchgw._problem import limits
 from torchgw._sinkhorn import loop as sinkhorn_loop
 from torchgw._solve import loop, pipeline, step
 from torchgw._tensors import deadline
@@ -130,6 +132,26 @@ def test_products_are_not_taken_for_sinkhorn_iterations(monkeypatch):
     result = solve_by_name(**clouds(60, 70), n_init=1, time_limit=5, random_state=0)
     # two of the five seconds are left to the numbers of the plan; four were, and one iteration
     assert result.n_iters >= 3
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_a_second_solve_may_end_before_its_first_iteration(monkeypatch):
+    """Its trial was read off a history that had no entry, an IndexError."""
+    seconds, follow = [0.0], passes.follow
+
+    def late(*arguments):
+        seconds[0] = 1e9
+        return follow(*arguments)
+
+    monkeypatch.setattr(deadline, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(passes, "follow", late)
+    # more points than are all searched, of which few tell nothing
+    few = limits.CPU._replace(all_points=100)
+    monkeypatch.setitem(limits.LIMITS, "cpu", few)
+    result = solve_by_name(**clouds(130, 140, 12), time_limit=1e6, random_state=0)
+    assert seconds[0] > 0
+    assert "time limit" in result.doubt
+    assert len(result.trials) == 1
 
 
 LARGE = {

@@ -233,6 +233,14 @@ def test_points_without_weight_may_have_partners():
     assert np.isfinite(found.potential_a).all()
 
 
+def test_pairs_of_no_weight_and_of_single_points_change_nothing():
+    a = np.where(np.arange(N) == PAIRS[0, 0], 0.0, 1.0)
+    options = {"a": a / a.sum(), "b": a[ORDER] / a.sum(), "distances": "euclidean", **FIXED}
+    found, plain = (torchgw.solve(X, Y, pairs=pairs, **options) for pairs in (PAIRS[:1], None))
+    assert found.value == pytest.approx(plain.value, rel=1e-6)
+    assert torchgw.solve(X[:1], Y[:1], pairs=[(0, 0)], distances="euclidean").plan == 1
+
+
 def test_pairs_that_something_else_forbids_are_refused():
     mask = np.ones((N, N), dtype=bool)
     mask[tuple(PAIRS[2])] = False

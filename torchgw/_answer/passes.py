@@ -306,8 +306,12 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
             followed = follow(begun, aside)
             aside.callback = None
             if followed.state.status is Status.STOPPED:
-                at, spent = aside.history[-1], perf_counter() - clock
-                left = [Trial(few.label, at.epsilon, at.objective, math.nan, spent, "left behind")]
+                spent = perf_counter() - clock
+                # where time is over it may have ended before its first iteration
+                left = [
+                    Trial(few.label, at.epsilon, at.objective, math.nan, spent, "left behind")
+                    for at in aside.history[-1:]
+                ]
             else:
                 other = conclude(begun, followed)
                 ends.append((_told(few.label, other, perf_counter() - clock), other))

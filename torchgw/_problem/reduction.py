@@ -72,7 +72,9 @@ def without_pairs(problem: Problem, pairs: Indices) -> Reduction:
     own = Marginals(a[kept.source], b[kept.target])
     weights = Marginals(*(part / part.sum() for part in own))
     alpha = problem.alpha * float(1 - here.sum())
-    linear = seen(problem, pairs, here, kept).scaled(here.new_tensor(1 / (1 - alpha)))
+    linear = None  # pairs of points without weight are not seen
+    if alpha < 1:
+        linear = seen(problem, pairs, here, kept).scaled(here.new_tensor(1 / (1 - alpha)))
     support = problem.support
     if support is not None:
         support = usable(support[kept.source][:, kept.target], weights, None)

@@ -14,7 +14,7 @@ from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.operations import EQUAL, TINY, sums_of
+from torchgw._tensors.operations import EQUAL, sums_of
 from torchgw._typing import Marginals
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
@@ -372,16 +372,19 @@ def distinct(members: Members, count: int) -> Members:
     """Choose at most ``count`` plans of different optima of each problem, the lowest first."""
     order = members.objectives.argsort(dim=1, stable=True)
     at = torch.arange(len(order), device=order.device)[:, None]
-    ranked = Members(*(part[at, order] for part in members))
-    flat = ranked.plans.flatten(2).double()
-    flat = flat / _squares(ranked.plans.double()).sqrt().clamp_min(TINY)[:, :, None]
-    alike = products(flat, flat.mT) > ALIKE
-    kept = ranked.objectives.isfinite()
+    flat = members.plans.flatten(2).double()
+    inner = products(flat, flat.mT)
+    sizes = inner.diagonal(dim1=1, dim2=2).sqrt()
+    alike = inner > ALIKE * sizes[:, :, None] * sizes[:, None, :]
+    alike = alike[at[:, :, None], order[:, :, None], order[:, None, :]]
+    ranked = members.objectives[at, order]
+    kept = ranked.isfinite()
     for place in range(1, kept.shape[1]):
         kept[:, place] &= ~(alike[:, place, :place] & kept[:, :place]).any(1)
-    ranked = ranked._replace(objectives=ranked.objectives.where(kept, torch.inf))
-    first = ranked.objectives.argsort(dim=1, stable=True)[:, :count]
-    found = Members(*(part[at, first] for part in ranked))
+    ranked = ranked.where(kept, torch.inf)
+    first = ranked.argsort(dim=1, stable=True)[:, :count]
+    found = Members(*(part[at, order[at, first]] for part in members))
+    found = found._replace(objectives=ranked[at, first])
     missing = count - found.objectives.shape[1]
     if missing <= 0:
         return found

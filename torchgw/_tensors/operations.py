@@ -93,8 +93,10 @@ def weighted(weights: Tensor, tables: Tensor) -> Tensor:
     if tables.is_cuda:
         # where a library chooses its way by the number of products
         return (weights[:, :, None] * tables).sum(1)
-    # NumPy multiplies vectors by tables in half of PyTorch's time
-    return torch.from_numpy(np.matmul(weights.numpy()[:, None, :], tables.numpy())[:, 0])
+    # NumPy multiplies vectors by tables in half of PyTorch's time; kernels of BLAS compute lanes
+    # beyond the edge of small matrices, whose flags it warns of
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.matmul(weights.numpy()[:, None, :], tables.numpy())[:, 0])
 
 
 def lesser(x: Tensor, y: Tensor) -> Tensor:
