@@ -397,7 +397,9 @@ def test_no_forgery_proves_what_is_false():
         order = torchgw.solve(X, Y, distances="sqeuclidean", random_state=0).matching().target
         tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), proof.scale, strict=True)]
         there = np.ix_(order, order)
-        false = ((tables[0] - tables[1][there]) ** 2).mean() * (1 + 1e-6)
+        # by more than claims may be higher where data have lost digits; one of the bounds is tight
+        digits = 1e-10 * sum(map(len, tables)) * (tables[0].max() + tables[1].max()) ** 2
+        false = ((tables[0] - tables[1][there]) ** 2).mean() + 1.01 * digits
         changes = [(name, kind) for name in proof.arrays for kind in range(6)]
         for name, kind in changes:
             array = proof.arrays[name].copy()

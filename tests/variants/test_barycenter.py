@@ -20,6 +20,7 @@ def ring(n, seed, noise=0.05):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_value_is_at_most_that_of_pot():
     spaces = [ring(30, seed) * size for seed, size in enumerate((1.0, 1.5, 2.0))]
     tables = [cdist(points, points) for points in spaces]
@@ -112,6 +113,7 @@ def hook(n, seed, noise=0.05):
     )
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_never_above_a_start_followed_to_its_end():
     spaces = [hook(16, seed) for seed in range(4)]
     options = {"distances": "euclidean", "epsilon": 0.01, "random_state": 3}
