@@ -15,6 +15,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from benchmarks.quality import strangers
+from torchgw._problem import limits
 from torchgw._problem.given import Passed
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
@@ -206,3 +207,20 @@ def test_kernels_of_networks_with_other_edges_are_matched():
         above.append((found.report.objective - least) / least)
         assert above[-1] < 1e-3 or found.doubt or found.is_ambiguous
     assert np.median(above) < 0.1
+
+
+def test_graphs_of_which_few_nodes_tell_nothing_say_so(monkeypatch):
+    """Some of them are solved first, as they are too large, and no edge is matched."""
+    n = 700
+    table = nx.to_numpy_array(nx.powerlaw_cluster_graph(n, 2, 0.3, seed=1))
+    rng = np.random.default_rng(0)
+    kept, order = np.triu(table * (rng.random((n, n)) > 0.05)), rng.permutation(n)
+    graph, other = map(nx.from_numpy_array, (table, (kept + kept.T)[order][:, order]))
+    far = limits.CPU._replace(subsample=n * n / 4, all_pairs_points=100, all_rows_points=100)
+    monkeypatch.setitem(limits.LIMITS, "cpu", far)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.GraphWarning)
+        with pytest.warns(torchgw.SearchWarning, match="A few points do not represent"):
+            result = torchgw.solve(graph, other, random_state=0)
+        assert not result.alternatives
+        assert not torchgw.solve(graph, other, random_state=0, n_init=1).doubt

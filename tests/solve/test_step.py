@@ -100,7 +100,9 @@ def test_captured_follows_its_arguments(monkeypatch):
         called.append(x)
         return x + pair.source.sum()
 
-    captured = cuda_graphs.Captured(function, (None, None, None), None, in_place=1)
+    captured = cuda_graphs.Captured(
+        function, cuda_graphs.GraphMemory(*[None] * 4), None, in_place=1
+    )
     pair = Anchors(torch.ones(2), torch.zeros(2))
     place = torch.zeros(3)
     for number, x in enumerate([torch.zeros(3), place, place, torch.ones(3), torch.ones(4)]):

@@ -50,6 +50,7 @@ from torchgw._starts.alternatives import (
     WHY_OPEN,
     WHY_PARTS,
     WHY_RELAXED,
+    WHY_SINGLE,
     WHY_TIME,
     Alternative,
     End,
@@ -569,6 +570,9 @@ def _by_edges(incumbent: Incumbent) -> None:
     problem, options, search = asked.problem, asked.options, outcome.search
     if not incumbent.strict or options.n_init is not None or options.search == "fast":
         return
+    if search is not None and not search.alternatives and None not in asked.graphs:
+        # of graphs this large neither few nodes nor edges have said where the others go
+        incumbent.doubt(WHY_SINGLE[options.search])
     if search is None or not search.alternatives or not outcome.ending.status.converged:
         return
     blurred = outcome.ending.epsilon >= COMPARED_AT * outcome.strategy.scale
