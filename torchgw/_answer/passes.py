@@ -570,9 +570,10 @@ def _by_edges(incumbent: Incumbent) -> None:
     problem, options, search = asked.problem, asked.options, outcome.search
     if not incumbent.strict or options.n_init is not None or options.search == "fast":
         return
-    if search is not None and not search.alternatives and None not in asked.graphs:
-        # of graphs this large neither few nodes nor edges have said where the others go
-        incumbent.doubt(WHY_SINGLE[options.search])
+    large = math.prod(problem.shape) > limits_of(problem.source.device).subsample
+    if large and search is not None and not search.alternatives and None not in asked.graphs:
+        # no search matches graphs this large by their edges
+        incumbent.doubt(WHY_SINGLE["thorough"])
     if search is None or not search.alternatives or not outcome.ending.status.converged:
         return
     blurred = outcome.ending.epsilon >= COMPARED_AT * outcome.strategy.scale
