@@ -162,10 +162,14 @@ class Incumbent:
         return outcome.value > copies
 
     @property
+    def labelled(self) -> bool:
+        """Whether labels of few points may be followed; smaller problems have begun with them."""
+        return "pairs" in self.moves and self.goes_on and self.searched
+
+    @property
     def labels(self) -> list[Alternative]:
         """The ends of labels that are yet to be followed."""
-        free = "pairs" in self.moves and self.goes_on and self.searched
-        led = self.led if free else None
+        led = self.led if self.labelled else None
         return [] if led is None else [*led.found.values()][led.sure :]
 
     def follow(self, rival: Rival) -> bool:
@@ -414,8 +418,7 @@ def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
 def _from_labels(incumbent: Incumbent) -> None:
     """Solve a relaxed problem from labels of few points, those that end lowest."""
     led, problem, rule = incumbent.led, incumbent.asked.problem, incumbent.asked.options.rule
-    # smaller problems have begun with them
-    if not ("pairs" in incumbent.moves and incumbent.goes_on and incumbent.searched):
+    if not incumbent.labelled:
         return
     if led is None:
         incumbent.doubt(WHY_TIME)
@@ -570,8 +573,8 @@ def _by_edges(incumbent: Incumbent) -> None:
     problem, options, search = asked.problem, asked.options, outcome.search
     if not incumbent.strict or options.n_init is not None or options.search == "fast":
         return
-    large = math.prod(problem.shape) > limits_of(problem.source.device).subsample
-    if large and search is not None and not search.alternatives and None not in asked.graphs:
+    graphs = None not in asked.graphs and outcome.strategy.can_subsample
+    if graphs and search is not None and not search.alternatives:
         # no search matches graphs this large by their edges
         incumbent.doubt(WHY_SINGLE["thorough"])
     if search is None or not search.alternatives or not outcome.ending.status.converged:

@@ -547,11 +547,13 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
             search="auto" if thorough else "fast", random_state=0,
             options=Options(**asked.rules._asdict()),
         )  # fmt: skip
-    searched = thorough or asked.n_init is not None
+    doubtful = UNSEARCHED
+    if thorough or asked.n_init is not None:
+        doubtful = (ALONE if thorough else 1) if result.doubt else 0
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
         result.epsilon, result.ambiguity, STATUSES.index(result.status), result.n_iters,
-        (ALONE if thorough else 1) * bool(result.doubt) if searched else UNSEARCHED,
+        doubtful,
     )  # fmt: skip
     found.put_one(number, values)
     if keep is not None:
