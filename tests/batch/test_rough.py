@@ -222,9 +222,9 @@ def test_programs_of_a_kind_are_compiled_side_by_side_once(monkeypatch):
     problems = packed_problems(torch.device("cpu"), [(9, 16)], fused=False)
     begun = []
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
-    monkeypatch.setattr("torchgw._batch.programs_triton._compiled", set())
+    monkeypatch.setattr("torchgw._batch.programs_triton._compiled", {})
     monkeypatch.setattr(ahead, "_threads", lambda device: 1)
-    monkeypatch.setattr(ahead, "_begin_to_compile", lambda device, new: begun.append(new))
+    monkeypatch.setattr(ahead, "_begin_to_compile", lambda device, new: begun.append(new) or [])
     found = [engine.run(problems, engine.Rules()) for _ in range(2)]
     (launches,) = begun
     made = [launch.kernel.rsplit(":")[1].strip("_") for launch in launches]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw._batch.packing import has_triton
 from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import MarginalRule, Problem
@@ -466,13 +467,26 @@ class _Pairs(NamedTuple):
 
     @classmethod
     def of(
-        cls, problem: Problem, size: int, rule: MarginalRule, mass: float, strategy: Strategy
+        cls,
+        problem: Problem,
+        size: int,
+        rule: MarginalRule,
+        mass: float,
+        strategy: Strategy,
+        *,
+        by_programs: bool = False,
     ) -> "_Pairs":
-        """Choose up to ``size`` points of each side; few are followed on the CPU, as elsewhere."""
+        """Choose up to ``size`` points of each side; few are followed on the CPU, as elsewhere.
+
+        Or ``by_programs`` of a GPU that need not be compiled first: some doubt changes no plan.
+        """
         coarse, device = coarse_problem(problem, size).problem, problem.source.device
         few = size <= limits_of(device).few_points
         epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * mass
         stack = Stack.of(coarse, epsilon, rule, torch.device("cpu") if few else device)
+        if few and by_programs and has_triton(device):
+            there = Stack.of(coarse, epsilon, rule, device)
+            stack = there if there.runs_at_once() else stack
         return cls(coarse.source.indices, coarse.target.indices, coarse, rule, stack)
 
     def seeds(self, count: int) -> Tensor:
@@ -533,7 +547,7 @@ def _by_parts(incumbent: Incumbent) -> None:
     value, plan = outcome.value, outcome.ending.plan
     with outcome.recorder.timed("multistart"):
         rule = MarginalRule(mass=_PART)
-        pairs = _Pairs.of(problem, _PART_POINTS, rule, _PART, strategy)
+        pairs = _Pairs.of(problem, _PART_POINTS, rule, _PART, strategy, by_programs=True)
         weights = pairs.coarse.source.weights
         # each point goes where the others of its side are as far as from its images
         images = list[Tensor]()

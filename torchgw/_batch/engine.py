@@ -20,7 +20,7 @@ from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.worth import Ended, Found, Rules
 from torchgw._sinkhorn.loop import MOST_RESTARTS, MOST_ROUNDING, NEWTON_BELOW
 from torchgw._sinkhorn.partial import newton_on_bounds
-from torchgw._tensors.deadline import is_over
+from torchgw._tensors.deadline import is_over, patience
 from torchgw._tensors.operations import few_on
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
@@ -74,6 +74,10 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
     from torchgw._batch.programs_triton import Programs
 
     programs = Programs(problems, rules)
+    # under a limit of time the engine does what programs cannot that are being compiled
+    if not programs.compiled(patience()):
+        _run_queue(problems, rules, queue, store)
+        return Solved(*numbers, *counts)
 
     def solve(chunk: Tensor) -> Tensor:
         found, ended, left = programs.solve(chunk)

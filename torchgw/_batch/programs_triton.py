@@ -1,6 +1,9 @@
 """Small problems on a GPU, one Triton program each; what they leave is for the engine."""
 
 import math
+from collections.abc import Sequence
+from threading import Event
+from time import monotonic
 from typing import NamedTuple
 
 import torch
@@ -20,8 +23,12 @@ from torchgw._tensors.operations import EQUAL
 
 # Code with which a Triton program ends when a number of its problem is no longer finite.
 _LOST = ENDS.index("LOST")
-# Devices, sizes and kinds of problems whose programs have been compiled, or are being.
-_compiled: set[tuple[torch.device | int, ...]] = set()
+# When each program of a device, of sizes and of a kind of problems is compiled; and which kinds
+# had been before this process.
+_compiled: dict[tuple[torch.device | int, ...], Sequence[Event]] = {}
+_known: dict[tuple[torch.device | int, ...], bool] = {}
+# Seconds in which programs are read that were compiled before. [L1927]
+_READING = 0.5
 
 
 class _Made(NamedTuple):
@@ -44,14 +51,33 @@ class Programs:
         self._sizes = n, m
         self._noise = padded(start_noise(problems.shape, problems.device), n, m)
         relaxed = problems.relaxed
-        kind = (
+        self._kind = (
             problems.device, n, m, problems.linear is None, problems.begin is None,
             relaxed is None, relaxed is None or relaxed.mass is None,
         )  # fmt: skip
-        if kind not in _compiled:
-            _compiled.add(kind)
-            first_one = torch.zeros(1, dtype=torch.int64, device=problems.device)
-            compile_together(problems.device, lambda: self._launch(first_one))
+
+    def compile(self) -> Sequence[Event]:
+        """Begin to compile them, side by side; tell when each is compiled."""
+        if self._kind not in _compiled:
+            device = self._problems.device
+            first_one = torch.zeros(1, dtype=torch.int64, device=device)
+            _compiled[self._kind] = compile_together(device, lambda: self._launch(first_one))
+        return _compiled[self._kind]
+
+    def compiled(self, seconds: float | None) -> bool:
+        """Tell whether all are compiled, once they are, or after so many seconds."""
+        end = None if seconds is None else monotonic() + seconds
+        return all(
+            done.wait(None if end is None else max(0.0, end - monotonic()))
+            for done in self.compile()
+        )
+
+    def known(self) -> bool:
+        """Tell whether they had been compiled before this process; the next one knows them."""
+        # so that all calls of a process have one answer
+        if self._kind not in _known:
+            _known[self._kind] = self.compiled(_READING)
+        return _known[self._kind]
 
     def solve(self, numbers: Tensor) -> tuple[Found, Ended, Tensor]:
         """Solve some problems; also return those that are left unsolved."""

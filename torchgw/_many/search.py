@@ -9,7 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.packing import Packed, inside_of, natural_scale, products, units
+from torchgw._batch.packing import (
+    Packed,
+    inside_of,
+    may_begin,
+    natural_scale,
+    products,
+    units,
+)
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
 from torchgw._search.optima import LEAST_EPSILON
@@ -109,6 +116,19 @@ def stack_of(packed: Packed) -> Stack:
     if relaxed is not None and relaxed.mass is not None:
         epsilon = epsilon * relaxed.mass
     return Stack(replace(packed, epsilon=epsilon, begin=None))
+
+
+def compile_beside(packed: Packed, stack: Stack) -> None:
+    """Begin to compile what the solves of a search launch on a GPU, all of it side by side."""
+    if not may_begin(packed.shape, packed.device):
+        return
+    from torchgw._batch.programs_triton import Programs
+
+    begun = stack.begun()
+    strict = begun.damped() if packed.relaxed is None else replace(begun, relaxed=None)
+    # what is launched last takes longest
+    for kind in (begun,) if packed.proximal else (packed, begun, strict):
+        Programs(kind, stack.rules).compile()
 
 
 def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:

@@ -21,6 +21,7 @@ from torchgw._batch.packing import (
     Packed,
     cross_product,
     make_stack,
+    may_begin,
     padded_sizes,
     repad,
     taken,
@@ -118,6 +119,21 @@ class Stack:
         wide = torch.zeros(len(plans), n, m, dtype=torch.float64, device=self.problems.device)
         wide[:, : plans.shape[1], : plans.shape[2]] = plans
         return wide
+
+    def runs_at_once(self) -> bool:
+        """Whether plans are followed by programs that need not be compiled first."""
+        if not may_begin(self.problems.shape, self.problems.device):
+            return False
+        from torchgw._batch.programs_triton import Programs
+
+        return Programs(self.begun(), self.rules).known()
+
+    def begun(self) -> Packed:
+        """Make a problem that begins with costs, as those do whose plans are followed."""
+        problems = self.problems
+        one = torch.zeros(1, dtype=torch.int64, device=problems.device)
+        begin = self.beginning(one, self.padded(problems.alpha.new_ones(1, 1, 1)))
+        return problems.again(one, problems.first[:1], begin)
 
     def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
         """Follow plans (k, n, m) of problems (k,) to the target, until they settle.

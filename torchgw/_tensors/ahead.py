@@ -198,17 +198,20 @@ def _compile_listed(device: torch.device, wanted: Mapping[int, Variant]) -> None
     _begin_to_compile(device, [variant for variant in new if not variant.rank])
 
 
-def compile_together(device: torch.device, work: Callable[[], object]) -> None:
-    """Begin to compile the kernels that work launches, side by side; none of them is launched."""
+def compile_together(device: torch.device, work: Callable[[], object]) -> Sequence[threading.Event]:
+    """Begin to compile the kernels that work launches, side by side; none of them is launched.
+
+    Tells when each of them is compiled; nothing where none has to be.
+    """
     if not _threads(device):
-        return
+        return ()
     launches: list[_Launch] = []
     _collected.launches = launches
     try:
         work()
     finally:
         del _collected.launches
-    _begin_to_compile(device, launches)
+    return _begin_to_compile(device, launches)
 
 
 def compile_for_rank(device: torch.device, rank: int) -> None:
@@ -241,12 +244,16 @@ def _threads(device: torch.device) -> int:
     return min(_THREADS, processors() // 2)
 
 
-def _begin_to_compile(device: torch.device, new: Sequence[Variant | _Launch]) -> None:
-    """Start threads that compile, in this order."""
+def _begin_to_compile(
+    device: torch.device, new: Sequence[Variant | _Launch]
+) -> Sequence[threading.Event]:
+    """Start threads that compile, in this order; they tell when each is compiled."""
+    tasks = [*map(_Task, new)]
     with _lock:
-        _waiting.extend(map(_Task, new))
+        _waiting.extend(tasks)
     if new:
         _start(device, min(_threads(device), len(new)) - 1)
+    return [task.done for task in tasks]
 
 
 def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:

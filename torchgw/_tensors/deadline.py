@@ -89,6 +89,14 @@ def leaves(seconds: float, *, last: bool = False) -> bool:
     return monotonic() + clock.load * seconds <= clock.end - (0 if last else clock.kept)
 
 
+def patience() -> float | None:
+    """Tell how many seconds to wait for what work can do without: half of those left, or any."""
+    clock = _clock.get()
+    if clock is None or clock.shared:
+        return None
+    return max(0.0, (clock.end - clock.kept - monotonic()) / 2)
+
+
 def foresee(seconds: float, what: str) -> None:
     """Warn once that a limit of time cannot be held if what has to follow takes too long."""
     clock = _clock.get()
