@@ -211,7 +211,12 @@ def compile_together(device: torch.device, work: Callable[[], object]) -> Sequen
         work()
     finally:
         del _collected.launches
-    return _begin_to_compile(device, launches)
+    with _lock:
+        # those that other work launches too are compiled once
+        begun = [_tasks_of(one.kernel, one.arguments, one.options) for one in launches]
+    new = [one for one, tasks in zip(launches, begun, strict=True) if not tasks]
+    told = [task.done for tasks in begun for task in tasks]
+    return [*told, *_begin_to_compile(device, new)]
 
 
 def compile_for_rank(device: torch.device, rank: int) -> None:
@@ -266,11 +271,7 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
         launches.append(_Launch(name, kernel, arguments, options))
         return False
     with _lock:
-        alike = [
-            task
-            for task in (*_waiting, *_begun)
-            if task.variant.kernel == name and task.variant.serves(arguments, options)
-        ]
+        alike = _tasks_of(name, arguments, options)
         for task in alike:
             if task in _waiting:
                 # the launch compiles it sooner than a thread that is still busy
@@ -279,6 +280,17 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
     for task in alike:
         task.done.wait()
     return True
+
+
+def _tasks_of(
+    kernel: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Sequence[_Task]:
+    """List what compiles a launch, or will."""
+    return [
+        task
+        for task in (*_waiting, *_begun)
+        if task.variant.kernel == kernel and task.variant.serves(arguments, options)
+    ]
 
 
 @cache
