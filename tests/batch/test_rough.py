@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +18,13 @@ from torchgw._batch.packing import ENDS, Packed, has_triton, pack
 from torchgw._batch.worth import ENDINGS
 from torchgw._sinkhorn import choose
 from torchgw._tensors import ahead
+from torchgw._tensors.deadline import within
 from torchgw.distances import PrecomputedDistance
 
 pytest.importorskip("triton")
+from torchgw._batch import programs_triton  # noqa: E402
+from torchgw._batch.programs_triton import Programs  # noqa: E402
+
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 
 
@@ -235,6 +240,37 @@ def test_programs_of_a_kind_are_compiled_side_by_side_once(monkeypatch):
     # none of them was launched for that, and what is launched is what was compiled
     assert all(torch.equal(*both) for both in zip(*found, strict=True))
     assert [ENDINGS[code] for code in found[0].ending.tolist()] == ["CONVERGED"]
+
+
+def test_programs_that_a_limit_of_time_cannot_wait_for_are_left_to_the_engine(monkeypatch):
+    problems, done = packed_problems(torch.device("cpu"), [(9, 16)], fused=False), Event()
+    plain = engine.run(problems, engine.Rules())
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+    monkeypatch.setattr(programs_triton, "_compiled", {})
+    monkeypatch.setattr(programs_triton, "compile_together", lambda *args: [done])
+    monkeypatch.setattr(Programs, "solve", lambda *args: (_ for _ in ()).throw(KeyError("solved")))
+    with within(0.2):
+        found = engine.run(problems, engine.Rules())
+    # as many iterations as there was time for
+    assert float(found.objective) < 1.5 * float(plain.objective)
+    done.set()
+    with within(0.2), pytest.raises(KeyError, match="solved"):
+        engine.run(problems, engine.Rules())
+
+
+def test_what_a_process_knows_of_programs_stays(monkeypatch):
+    problems = packed_problems(torch.device("cpu"), [(9, 16)], fused=False)
+    programs, done = Programs(problems, engine.Rules()), Event()
+    monkeypatch.setattr(programs_triton, "compile_together", lambda *args: [done])
+    monkeypatch.setattr(programs_triton, "_READING", 0.01)
+    for name in ("_compiled", "_known"):
+        monkeypatch.setattr(programs_triton, name, {})
+    assert not programs.known()
+    done.set()
+    assert programs.compiled(0)
+    assert not programs.known()
+    programs_triton._known.clear()
+    assert programs.known()
 
 
 @pytest.mark.slow

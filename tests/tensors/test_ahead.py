@@ -223,14 +223,19 @@ def test_kernels_of_launches_that_are_not_made_are_compiled_side_by_side(kernel)
     kernel.__getitem__ = lambda grid: pytest.fail("launched")
     # where nothing is compiled, nothing is tried
     compile_together(torch.device("cpu"), lambda: pytest.fail("run"))
-    compile_together(GPU, lambda: launch(kernel, (1,), X, 4, **options))
+    (compiled,) = compile_together(GPU, lambda: launch(kernel, (1,), X, 4, **options))
     assert kernel.begun.wait(20)
+    # what other work launches too is compiled once
+    (again,) = compile_together(GPU, lambda: launch(kernel, (1,), X, 4, **options))
+    assert again is compiled
+    assert not compiled.is_set()
     assert not launched(kernel, {"BLOCK": 16, "num_warps": 4}).is_alive()
     waiting = launched(kernel, options)
     assert waiting.is_alive()
     kernel.go.set()
     waiting.join(20)
     assert not waiting.is_alive()
+    assert compiled.is_set()
     assert kernel.given == [options]
 
 
