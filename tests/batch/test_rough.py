@@ -262,7 +262,7 @@ def test_what_a_process_knows_of_programs_stays(monkeypatch):
     problems = packed_problems(torch.device("cpu"), [(9, 16)], fused=False)
     programs, done = Programs(problems, engine.Rules()), Event()
     monkeypatch.setattr(programs_triton, "compile_together", lambda *args: [done])
-    monkeypatch.setattr(programs_triton, "_READING", 0.01)
+    monkeypatch.setattr(programs_triton, "COMPILING", 0.01)
     for name in ("_compiled", "_known"):
         monkeypatch.setattr(programs_triton, name, {})
     assert not programs.known()

@@ -14,7 +14,7 @@ def device(request, monkeypatch):
     if request.param == "cuda":
         from torchgw._batch import programs_triton
 
-        monkeypatch.setattr(programs_triton, "_READING", 100.0)
+        monkeypatch.setattr(programs_triton, "COMPILING", 100.0)
         monkeypatch.setattr(programs_triton, "_known", {})
     return request.param
 

@@ -161,7 +161,7 @@ def test_kernels_of_another_rank_follow_a_solve_that_compiled(least, kernel, mon
     monkeypatch.setattr(ahead, "_later", [])
     monkeypatch.setattr(ahead, "_compiled", threading.Event())
     # how long a kernel takes that does not come from the cache
-    monkeypatch.setattr(ahead, "_COMPILING", least)
+    monkeypatch.setattr(ahead, "COMPILING", least)
     kernel.go.set()
     compile_beside(GPU, ("auto",), torch.zeros(400, 2))
     ahead.compile_for_rank(GPU, 3)
@@ -266,7 +266,7 @@ def test_one_thread_reads_kernels_until_one_has_to_be_compiled(seen, least, kern
     started = []
     kernel.go.set()
     monkeypatch.setattr(ahead, "_begin", lambda: seen)
-    monkeypatch.setattr(ahead, "_COMPILING", least)
+    monkeypatch.setattr(ahead, "COMPILING", least)
     monkeypatch.setattr(ahead, "_start", lambda device, others: started.append(others))
     ahead._waiting.extend(ahead._Task(VARIANT) for _ in range(3))
     ahead._work(torch.device("cuda"), 4)

@@ -18,7 +18,7 @@ from torchgw._batch.sweep import Relaxed
 from torchgw._batch.tile_triton import padded
 from torchgw._batch.worth import Ended, Finish, Found, Rules, Terms, found_numbers, of_mass
 from torchgw._batch.worth_triton import Worth, worth
-from torchgw._tensors.ahead import compile_together
+from torchgw._tensors.ahead import COMPILING, compile_together
 from torchgw._tensors.operations import EQUAL
 
 # Code with which a Triton program ends when a number of its problem is no longer finite.
@@ -27,8 +27,6 @@ _LOST = ENDS.index("LOST")
 # had been before this process.
 _compiled: dict[tuple[torch.device | int, ...], Sequence[Event]] = {}
 _known: dict[tuple[torch.device | int, ...], bool] = {}
-# Seconds in which programs are read that were compiled before. [L1927]
-_READING = 0.5
 
 
 class _Made(NamedTuple):
@@ -76,7 +74,7 @@ class Programs:
         """Tell whether they had been compiled before this process; the next one knows them."""
         # so that all calls of a process have one answer
         if self._kind not in _known:
-            _known[self._kind] = self.compiled(_READING)
+            _known[self._kind] = self.compiled(COMPILING * len(self.compile()))
         return _known[self._kind]
 
     def solve(self, numbers: Tensor) -> tuple[Found, Ended, Tensor]:
