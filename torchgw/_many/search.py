@@ -118,16 +118,16 @@ def stack_of(packed: Packed) -> Stack:
     return Stack(replace(packed, epsilon=epsilon, begin=None))
 
 
-def compile_beside(packed: Packed, stack: Stack) -> None:
+def compile_programs(packed: Packed, stack: Stack) -> None:
     """Begin to compile what the solves of a search launch on a GPU, all of it side by side."""
     if not may_begin(packed.shape, packed.device):
         return
     from torchgw._batch.programs_triton import Programs
 
     begun = stack.begun()
-    strict = begun.damped() if packed.relaxed is None else replace(begun, relaxed=None)
-    # what is launched last takes longest
-    for kind in (begun,) if packed.proximal else (packed, begun, strict):
+    # steps of strict problems may be damped, and starts of relaxed ones are strict at first
+    other = begun.damped() if packed.relaxed is None else replace(begun, relaxed=None)
+    for kind in (begun,) if packed.proximal else (packed, begun, other):
         Programs(kind, stack.rules).compile()
 
 

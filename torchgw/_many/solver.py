@@ -21,7 +21,7 @@ from torchgw._boundary.checks import first_of
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
-from torchgw._many.search import Starts, compile_beside, search, stack_of
+from torchgw._many.search import Starts, compile_programs, search, stack_of
 from torchgw._problem.limits import limits_of
 from torchgw._problem.table import Options
 from torchgw._search.stack import Stack, descend, linear_solutions
@@ -374,7 +374,7 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Search some problems: solve them as without a search, and from the best plans of one."""
     packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
     stack = stack_of(packed)
-    compile_beside(packed, stack)
+    compile_programs(packed, stack)
     plain = _solved(group, packed, every)
     starts = Starts(group.asked.shelves, group.sizes, group.i, group.j)
     searched = search(stack, starts, plain.ends.plan)

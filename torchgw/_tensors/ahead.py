@@ -241,6 +241,14 @@ def compile_rest(device: torch.device) -> None:
     _begin_to_compile(device, rest)
 
 
+def wait_for_all() -> None:
+    """Wait until all that was begun is compiled."""
+    with _lock:
+        tasks = [*_begun, *_waiting]
+    for task in tasks:
+        task.done.wait()
+
+
 def _threads(device: torch.device) -> int:
     """Count the threads that compile for a device; none where nothing is compiled."""
     interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -14,8 +14,9 @@ from torchgw._batch.packing import LARGEST_ROUGH, Packed, pack
 from torchgw._batch.worth import Rules
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
+from torchgw._many.search import compile_programs, stack_of
 from torchgw._problem.table import Options
-from torchgw._tensors.ahead import compile_for_rank, variants
+from torchgw._tensors.ahead import compile_for_rank, variants, wait_for_all
 from torchgw.datasets import spiral, swiss_roll
 
 # Sizes and seeds that between them launch nearly all that a default solve may: on one H200, 54
@@ -75,17 +76,23 @@ def warmup(device: Any = None, *, verbose: bool = False) -> Path:
             bar = "#" * number + "." * (len(problems) - number)
             sys.stderr.write(f"\rcompiling [{bar}]")
             sys.stderr.flush()
+    wait_for_all()
     if verbose:
         sys.stderr.write("\n")
     return cache_folder()
 
 
 def _run_batches(side: int, device: torch.device) -> None:
-    """Solve one problem of some points by the engine of batches, with and without a linear cost."""
+    """Solve one problem of some points by the engine of batches, with and without a linear cost.
+
+    What a search launches is compiled meanwhile.
+    """
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(1, side, 3, generator=generator, device="cpu").double().to(device)
     table = torch.cdist(points, points)
     stack = pack([table[0]], [torch.full_like(table[0, 0], 1 / side)])
     index, one = torch.zeros(1, dtype=torch.int64, device=device), torch.ones_like(table[:, 0, 0])
     for linear in (None, lambda numbers: table[numbers]):
-        run(Packed(stack, stack, index, index, one / 2, one * torch.nan, one, linear), Rules())
+        problem = Packed(stack, stack, index, index, one / 2, one * torch.nan, one, linear)
+        compile_programs(problem, stack_of(problem))
+        run(problem, Rules())
