@@ -421,3 +421,28 @@ def test_spaces_whose_points_look_alike_leave_the_product_plan(device, monkeypat
     solved = solve_many(spaces, spaces, epsilon=0.05, n_init=1)
     assert float(solved.value.abs().max()) < 1e-9
     assert solved.statuses == [Status.CONVERGED] * 2
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+@pytest.mark.parametrize("kind", ["strict", "proximal", "partial", "fused"])
+def test_all_that_a_search_launches_is_compiled_before(kind, monkeypatch):
+    skip_unless_kernels_run(torch.device("cpu"))
+    draw, compiled, run = np.random.default_rng(3), set(), set()
+    X, Y, M = (draw.random((2, 6, size)) for size in (2, 3, 6))
+    options = {"proximal": {"regularization": "proximal"}, "partial": {"mass": 0.8}}.get(kind, {})
+    if kind == "fused":
+        options = {"M": M, "alpha": 0.5}
+    monkeypatch.setattr("torchgw._many.search.may_begin", lambda *args: True)
+    monkeypatch.setattr(Programs, "compile", lambda programs: compiled.add(programs._kind))
+    queue = engine._run_queue
+
+    def run_queue(problems, rules, *args):
+        # proximal steps have no programs
+        if not problems.proximal:
+            assert compiled
+            run.add(Programs(problems, rules)._kind)
+        queue(problems, rules, *args)
+
+    monkeypatch.setattr(engine, "_run_queue", run_queue)
+    solve_many(X, Y, **options)
+    assert run <= compiled
