@@ -284,12 +284,15 @@ def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
     """Model the time on a CPU of regions of a start, all or so many, matched anew in vain."""
     if edges > CPU.edge_density * nodes**2:
         return 0.0
-    messages = 0.0
-    for size in (min(size, nodes // 2) for size in _SIZES):
+    messages = list[float]()
+    for size in (*(min(size, nodes // 2) for size in _SIZES), nodes):
         told = edges / nodes * size
         turns = told * (size + told) <= CPU.walks
-        messages += told * (size + told * turns) / len(_SIZES)
-    return min(math.ceil(SEARCH_TRIES * nodes), most) * _BRIEF * _IN_REGION * messages
+        messages.append(told * (size + told * turns))
+    *regions, whole = messages
+    tries = min(math.ceil(SEARCH_TRIES * nodes), most)
+    each = sum(regions) / len(regions)
+    return _BRIEF * _IN_REGION * (tries * each + whole * (nodes <= max(_SIZES)))
 
 
 def _repaired(
