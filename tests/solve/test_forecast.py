@@ -145,9 +145,9 @@ def test_edges_that_hops_tell_of_are_told_before_they_are_matched():
     x = np.random.default_rng(0).normal(size=(200, 3))
     cloud = torchgw.explain(x, x[::-1] ** 3)
     assert told.seconds == pytest.approx(cloud.seconds)
-    # three starts of 20 regions, each with some hundred thousand messages in a round; of 60 rounds
-    # they took half as long as a cloud does, there are 30
-    assert told.most > 1.25 * cloud.most
+    # three starts of 20 regions, each with some hundred thousand messages in a round; where regions
+    # were all nodes they took twice as long
+    assert told.most > 1.15 * cloud.most
 
 
 @pytest.mark.parametrize("gradient", ["sampled", "dense"])

@@ -77,7 +77,8 @@ _CACHED, _AT_ONCE = 2**18, 2**26
 
 # Rounds of messages in a region. [L1817]
 _BRIEF = 30
-# Nodes of a region, by chance; and how often each lost edge is tried in vain in a row. [L1535]
+# Nodes of a region, by chance, at most half of all but for once; and how often each lost edge is
+# tried in vain in a row. [L1535, L1954]
 _SIZES, _TRIED = (60, 120, 240), 3
 # Tries for each node in a search and in a matching. [L1535]
 SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
@@ -283,12 +284,15 @@ def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
     """Model the time on a CPU of regions of a start, all or so many, matched anew in vain."""
     if edges > CPU.edge_density * nodes**2:
         return 0.0
-    messages = 0.0
-    for size in (min(size, nodes) for size in _SIZES):
+    messages = list[float]()
+    for size in (*(min(size, nodes // 2) for size in _SIZES), nodes):
         told = edges / nodes * size
         turns = told * (size + told) <= CPU.walks
-        messages += told * (size + told * turns) / len(_SIZES)
-    return min(math.ceil(SEARCH_TRIES * nodes), most) * _BRIEF * _IN_REGION * messages
+        messages.append(told * (size + told * turns))
+    *regions, whole = messages
+    tries = min(math.ceil(SEARCH_TRIES * nodes), most)
+    each = sum(regions) / len(regions)
+    return _BRIEF * _IN_REGION * (tries * each + whole * (nodes <= max(_SIZES)))
 
 
 def _repaired(
@@ -297,7 +301,7 @@ def _repaired(
     """Match all nodes and regions around lost edges anew, until each of these was tried in vain."""
     far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
-    left = math.ceil(tries * near.n)
+    left, room = math.ceil(tries * near.n), near.n
     if anew and best.share_lost() > LOST and not is_over():
         other = best.moved(_by_candidates(near, far, device))
         other.run()
@@ -311,7 +315,11 @@ def _repaired(
         if idle >= _TRIED * np.count_nonzero(lost) / 2 or is_over():
             break
         drawn = draw.choice(len(lost), limits_of(device).regions, p=lost / lost.sum())
-        ends, size = np.stack([best.rows, near.columns])[:, drawn].T, int(draw.choice(_SIZES))
+        ends = np.stack([best.rows, near.columns])[:, drawn].T
+        size = min(int(draw.choice(_SIZES)), room)
+        if size == near.n:
+            # that asks nothing of where the nodes are now, and need not be asked again
+            room = near.n // 2
         regions, taken = list[Array](), set[int]()
         for pair in ends.tolist():
             # as large as the first one, and apart from all

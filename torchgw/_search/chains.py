@@ -709,8 +709,8 @@ def _to_ends(found: Climb) -> None:
 STARTS = _from_graphs, _from_product
 # In the order in which they are made, until what is independent agrees.
 MOVES = (
-    _from_graphs, _from_product, _from_guesses, _say_that_starts_differ, _by_exchanges, _by_repair,
-    _by_rounds, _to_ends,
+    _from_graphs, _from_product, _from_guesses, _say_that_starts_differ, _by_exchanges, _by_rounds,
+    _by_repair, _to_ends,
 )  # fmt: skip
 
 
