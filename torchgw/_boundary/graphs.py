@@ -199,7 +199,7 @@ def _from_networkx(name: str, value: Any, directed: bool) -> scipy.sparse.csr_ar
     if value.is_multigraph():
         raise InvalidInputError(
             f"`{name}` must have one edge between two nodes; got a NetworkX multigraph. "
-            "Pass networkx.Graph(graph), which keeps one of parallel edges."
+            f"Pass networkx.{'Di' * directed}Graph(graph), which keeps one of parallel edges."
         )
     nodes = {node: position for position, node in enumerate(value)}
     entries = [
