@@ -335,6 +335,7 @@ def test_columns_of_several_kinds_are_numbers():
      ({"D_X": networkx.path_graph(9, networkx.DiGraph)}, "`D_X` is a graph. Pass it as `X`"),
      ({"X": Path("points.npy")}, "got the text 'points.npy'. If it names a file"),
      ({"X": [types.SimpleNamespace(vertices=X, faces=X)]}, "one surface; got a list of"),
+     ({"M": types.SimpleNamespace(vertices=X, faces=X)}, "got a surface, SimpleNamespace"),
      ({"X": np.zeros(4, dtype=[("x", float), ("y", float)])}, "structured_to_unstructured"),
      ({"X": (np.eye(3, dtype=int), X)}, "A surface is .vertices, faces., in this order"),
      ({"X": (X, np.zeros((0, 3), int))}, "The surface `X` has no faces. Pass its vertices"),
@@ -530,7 +531,7 @@ def test_unknown_arguments_name_the_nearest_one():
     ("name", "here"),
     [("C1", "D_X"), ("p", "a"), ("reg", "epsilon"), ("G0", "init"), ("seed", "random_state"),
      ("metric", "distances"), ("loss_fun", "loss"), ("n_iters", "max_iter"),
-     ("timeout", "time_limit")],
+     ("timeout", "time_limit"), ("partial", "mass"), ("gpu", "device"), ("tau_a", "unbalanced")],
 )  # fmt: skip
 def test_names_of_other_packages_are_known(name, here):
     with pytest.raises(InvalidTypeError, match=f"no argument '{name}'. Did you mean '{here}'"):

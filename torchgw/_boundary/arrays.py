@@ -156,6 +156,11 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` must be an array of real numbers; got the text {str(value)!r}. If it names "
             "a file, read that first, for example by numpy.load."
         )
+    if hasattr(value, "vertices") and hasattr(value, "faces"):
+        raise InvalidTypeError(
+            f"`{name}` must be an array of real numbers; got a surface, {type(value).__name__}. "
+            f"Pass its points, {name}.vertices."
+        )
     if hasattr(value, "select_dtypes") and {"source", "target"} <= set(value.columns):
         raise InvalidInputError(
             f"`{name}` has columns 'source' and 'target', as a table of edges. Pass "

@@ -14,7 +14,10 @@ from torchgw._boundary.arrays import check_shape, is_sparse, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
 # What to do where directions matter.
-_DIRECTED = "; where directions matter, pass `torchgw.distances.DirectedDistance.of_graph(graph)`."
+_DIRECTED = (
+    "; where directions matter, torchgw.solve takes the graph, as it is or as "
+    "`torchgw.distances.DirectedDistance.of_graph(graph)`."
+)
 
 
 def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.spmatrix | None:
