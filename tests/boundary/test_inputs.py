@@ -312,6 +312,13 @@ def test_columns_that_are_not_numbers_are_named():
         solve(frame.assign(kind="a"), Y)
 
 
+def test_a_table_of_edges_is_no_table_of_points():
+    frame = networkx.to_pandas_edgelist(networkx.path_graph(9))
+    with pytest.raises(InvalidInputError, match="networkx.from_pandas_edgelist"):
+        solve(frame, Y)
+    assert solve(frame.to_numpy(), Y).converged
+
+
 def test_columns_of_several_kinds_are_numbers():
     frame = pytest.importorskip("pandas").DataFrame(X, columns=["x", "y", "z"])
     mixed = frame.assign(y=frame.y > 0, z=(10 * frame.z).round().astype(int))
@@ -327,6 +334,9 @@ def test_columns_of_several_kinds_are_numbers():
     [({"D_X": networkx.path_graph(9)}, "`D_X` is a graph. Pass it as `X`"),
      ({"D_X": networkx.path_graph(9, networkx.DiGraph)}, "`D_X` is a graph. Pass it as `X`"),
      ({"X": Path("points.npy")}, "got the text 'points.npy'. If it names a file"),
+     ({"X": [types.SimpleNamespace(vertices=X, faces=X)]}, "one surface; got a list of"),
+     ({"M": types.SimpleNamespace(vertices=X, faces=X)}, "got a surface, SimpleNamespace"),
+     ({"X": np.zeros(4, dtype=[("x", float), ("y", float)])}, "structured_to_unstructured"),
      ({"X": (np.eye(3, dtype=int), X)}, "A surface is .vertices, faces., in this order"),
      ({"X": (X, np.zeros((0, 3), int))}, "The surface `X` has no faces. Pass its vertices"),
      ({"X": types.SimpleNamespace(vertices=X, bounds=None)}, "no faces. Pass its points, X.ver")],
@@ -521,7 +531,7 @@ def test_unknown_arguments_name_the_nearest_one():
     ("name", "here"),
     [("C1", "D_X"), ("p", "a"), ("reg", "epsilon"), ("G0", "init"), ("seed", "random_state"),
      ("metric", "distances"), ("loss_fun", "loss"), ("n_iters", "max_iter"),
-     ("timeout", "time_limit")],
+     ("timeout", "time_limit"), ("partial", "mass"), ("gpu", "device"), ("tau_a", "unbalanced")],
 )  # fmt: skip
 def test_names_of_other_packages_are_known(name, here):
     with pytest.raises(InvalidTypeError, match=f"no argument '{name}'. Did you mean '{here}'"):
@@ -657,6 +667,7 @@ def with_weight(weight):
     ("graph", "message"),
     [
         (networkx.MultiGraph(GRAPH), "`X` must have one edge.*networkx.Graph"),
+        (networkx.MultiDiGraph(GRAPH), "`X` must have one edge.*networkx.DiGraph"),
         (with_weight("1"), "`X` must have numbers as edge attribute 'weight'; got '1'"),
         (with_weight(None), "`X` must have numbers as edge attribute"),
         (with_weight(-1.0), "non-negative edge lengths"),

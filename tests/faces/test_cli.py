@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.sparse
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -506,18 +505,14 @@ def test_reader_that_has_enough(files):
         ("1,2\n3,\n", "row 2, column 2 is '', and every cell must be a number"),
         ("x,y\n1,2\n3,4\n5,6,7\n", "row 3 has 3 columns, and those before it 2"),
         ("x,y\n1,2\n3,four\n", "row 2, column 2 (y) is 'four'"),
+        ('x,y\n"1,000",2\n"3,000",4\n', "row 1, column 1 (x) is '1,000'"),
+        ("1,2,\n3,4,\n", "row 1, column 3 is ''"),
     ],
 )
 def test_a_table_that_is_none_says_where(tmp_path, text, message):
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         read_array(str(tmp_path / "table.csv"))
-
-
-def test_a_sparse_matrix_is_for_python(tmp_path):
-    scipy.sparse.save_npz(tmp_path / "graph.npz", scipy.sparse.eye_array(3, format="csr"))
-    with pytest.raises(InvalidInputError, match="SciPy sparse matrix. Align graphs in Python"):
-        read_array(str(tmp_path / "graph.npz"))
 
 
 @pytest.mark.parametrize(

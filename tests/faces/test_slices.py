@@ -90,3 +90,19 @@ def test_what_is_no_sequence_of_slices_is_refused():
     del slices[1].obsm["spatial"]
     with pytest.raises(InvalidInputError, match=r"`slices\[1\].obsm` has no 'spatial'"):
         align_slices(slices)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda places: np.c_[places, places[:, 0]], "as many coordinates.*; got 2, 3. Pass"),
+     (lambda places: np.where(places == places.max(), np.nan, places), "1 entries that are NaN")],
+)  # fmt: skip
+def test_places_that_cannot_be_laid_are_refused_before_any_match(change, message):
+    """A match of other coordinates may take minutes, and slices are as they were."""
+    slices, _ = sequence(0, 2, 20, 0, 0.0)
+    for one in slices:
+        one.obsm["other"] = one.obsm["spatial"]
+    slices[1].obsm["spatial"] = change(slices[1].obsm["spatial"])
+    with pytest.raises(InvalidInputError, match=message):
+        align_slices(slices, use_rep="other")
+    assert "spatial_aligned" not in slices[0].obsm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.metadata
 import inspect
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import pytest
 import structure
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import torchgw
 from hatch_build import write_tree
@@ -394,6 +397,22 @@ def test_metadata() -> None:
     assert core == {"joblib", "numpy", "scipy", "torch"}
     assert {"docs", "plot", "test"} <= set(metadata.get_all("Provides-Extra"))
     assert (PACKAGE / "py.typed").is_file()
+
+
+def test_what_needs_a_newer_python_is_pinned_for_it_alone() -> None:
+    """`make demo` installs under the oldest Python that is promised, 3.10."""
+    text = (PACKAGE.parent / "constraints.txt").read_text()
+    pinned = [Requirement(line) for line in text.splitlines() if not line.startswith("#")]
+    for requirement in pinned:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            needs = importlib.metadata.metadata(requirement.name)["Requires-Python"] or ""
+            exact = "==" in str(requirement.specifier)
+            marker = requirement.marker
+            assert (
+                not exact
+                or SpecifierSet(needs).contains("3.10.0")
+                or (marker is not None and not marker.evaluate({"python_version": "3.10"}))
+            ), f"{requirement.name} needs Python {needs}"
 
 
 def test_the_citation_is_of_this_version() -> None:

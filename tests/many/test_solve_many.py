@@ -293,6 +293,8 @@ def test_sides_have_to_fit():
         solve_many(XS[0], YS[0])
     with pytest.raises(torchgw.InvalidInputError, match="stack of square"):
         solve_batch(XS[0], YS[0])
+    with pytest.raises(torchgw.InvalidInputError, match="one size; got several.*solve_many"):
+        solve_batch([np.zeros((3, 3)), np.zeros((4, 4))], torch.zeros(2, 4, 4))
     with pytest.raises(torchgw.InvalidInputError, match="n at least 1"):
         solve_batch(torch.zeros(2, 0, 0), torch.zeros(2, 4, 4))
     with pytest.raises(torchgw.InvalidInputError, match="`sizes_x`"):

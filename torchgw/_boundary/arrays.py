@@ -156,6 +156,17 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` must be an array of real numbers; got the text {str(value)!r}. If it names "
             "a file, read that first, for example by numpy.load."
         )
+    if hasattr(value, "vertices") and hasattr(value, "faces"):
+        raise InvalidTypeError(
+            f"`{name}` must be an array of real numbers; got a surface, {type(value).__name__}. "
+            f"Pass its points, {name}.vertices."
+        )
+    if hasattr(value, "select_dtypes") and {"source", "target"} <= set(value.columns):
+        raise InvalidInputError(
+            f"`{name}` has columns 'source' and 'target', as a table of edges. Pass "
+            f"networkx.from_pandas_edgelist({name}, edge_attr=True), or {name}.to_numpy() if its "
+            "rows are points."
+        )
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -176,9 +187,12 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
         with contextlib.suppress(TypeError, ValueError):
             array = value.to_numpy(dtype=float, na_value=np.nan)
     if array.dtype.kind not in "fiub":
+        convert = f"numpy.asarray({name}, dtype=float)"
+        if array.dtype.names is not None:
+            convert = f"numpy.lib.recfunctions.structured_to_unstructured({name})"
         raise InvalidTypeError(
             f"`{name}` must be an array of real numbers; got {type(value).__name__} of dtype "
-            f"{array.dtype}. Pass `numpy.asarray({name}, dtype=float)` if that is what it holds."
+            f"{array.dtype}. Pass `{convert}` if that is what it holds."
         )
     # masks are of a module that is imported when a user first makes one
     masks = sys.modules.get("numpy.ma")

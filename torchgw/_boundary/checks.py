@@ -35,7 +35,9 @@ _ELSEWHERE = {
     "stopThr": ("tol",), "timeout": ("time_limit",), "max_seconds": ("time_limit",),
     "max_time": ("time_limit",), "n_starts": ("n_init",), "dist": ("distances",),
     "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
-    "sample_weight": ("a",),
+    "sample_weight": ("a",), "m": ("mass",), "partial": ("mass",), "gpu": ("device",),
+    "obsm": ("use_rep",), "rep": ("use_rep",), "cost": ("M",), "tau": ("unbalanced",),
+    "tau_a": ("unbalanced",), "tau_b": ("unbalanced",),
 }  # fmt: skip
 
 

@@ -14,7 +14,10 @@ from torchgw._boundary.arrays import check_shape, is_sparse, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
 # What to do where directions matter.
-_DIRECTED = "; where directions matter, pass `torchgw.distances.DirectedDistance.of_graph(graph)`."
+_DIRECTED = (
+    "; where directions matter, torchgw.solve takes the graph, as it is or as "
+    "`torchgw.distances.DirectedDistance.of_graph(graph)`."
+)
 
 
 def as_graph(name: str, value: Any, *, directed: bool = False) -> scipy.sparse.spmatrix | None:
@@ -199,7 +202,7 @@ def _from_networkx(name: str, value: Any, directed: bool) -> scipy.sparse.csr_ar
     if value.is_multigraph():
         raise InvalidInputError(
             f"`{name}` must have one edge between two nodes; got a NetworkX multigraph. "
-            "Pass networkx.Graph(graph), which keeps one of parallel edges."
+            f"Pass networkx.{'Di' * directed}Graph(graph), which keeps one of parallel edges."
         )
     nodes = {node: position for position, node in enumerate(value)}
     entries = [

@@ -135,6 +135,11 @@ def read_stack(
     name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device, *, signed: bool
 ) -> tuple[Tensor, Tensor]:
     """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
+    if isinstance(value, (list, tuple)) and len({getattr(one, "shape", None) for one in value}) > 1:
+        raise InvalidInputError(
+            f"`{name}` must be a stack of matrices of one size; got several. Pass the lists to "
+            "torchgw.solve_many(D_X=..., D_Y=...)."
+        )
     stack = arrays.to_tensor(name, value).detach()
     if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or stack.shape[1:] == (0, 0):
         raise InvalidInputError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchgw._api import DATA
-from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.arrays import check_points, to_numpy
 from torchgw._boundary.checks import check_choice, check_count, check_flag, reject_unknown
 from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw._problem.table import TABLE, Options
@@ -246,4 +246,14 @@ def places_of(spatial: Any, *slices: tuple[str, AnnData]) -> list[NDArray[np.flo
                 f"`spatial={spatial!r}` maps places of slices, and `{name}.obsm` has no 'spatial'; "
                 f"it has: {', '.join(data.obsm) or 'none'}."
             )
-    return [np.asarray(data.obsm["spatial"], dtype=np.float64) for _, data in slices]
+    places = [
+        to_numpy(check_points(f"{name}.obsm['spatial']", data.obsm["spatial"])).astype(np.float64)
+        for name, data in slices
+    ]
+    widths = [array.shape[1] for array in places]
+    if spatial == "rigid" and len(set(widths)) > 1:
+        raise InvalidInputError(
+            f"spatial='rigid' needs as many coordinates in obsm['spatial'] of all slices; got "
+            f"{', '.join(map(str, widths))}. Pass spatial='affine', or leave some out."
+        )
+    return places

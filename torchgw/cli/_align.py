@@ -49,6 +49,7 @@ _EXAMPLES = """examples:
   torchgw align cells.csv data.npz:atac -o out.npz --partners partners.csv --n-neighbors 15
   torchgw align a.csv:x,y b.csv --id-column name --label-column kind -o out.npz --time-limit 10m
   torchgw align cat.off dog.ply -o out.npz --partners partners.csv
+  torchgw align worm.graphml fly.edges -o out.npz --partners partners.csv
   torchgw --gpus 4 align large.npy other.npy -o folder/
   torchgw align atac.h5ad:obsm/X_lsi rna.h5ad:obsm/X_pca -o out.npz --distances cosine
 
@@ -103,7 +104,8 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "X",
         help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, either "
-        "with .gz, .parquet or file.h5ad:obsm/NAME; or a surface: .off, .obj, .ply, .stl",
+        "with .gz, .parquet or file.h5ad:obsm/NAME; a surface: .off, .obj, .ply, .stl; or a "
+        "network: .graphml, .gml, .mtx, .edgelist, .edges, or a table with columns source, target",
     )
     parser.add_argument("Y", help="target, in the same forms")
     parser.add_argument(
@@ -167,8 +169,11 @@ def _read_inputs(options: argparse.Namespace) -> tuple[list[Side], dict[str, Any
         )
     columns = options.id_column, options.label_column
     sides = _read_sides((options.X, options.Y), columns)
-    if options.distance_matrices and any(side.faces is not None for side in sides):
-        raise InvalidInputError("--distance-matrices are square tables, and a surface is none.")
+    for side in sides:
+        if options.distance_matrices and side.kind != "table":
+            raise InvalidInputError(
+                f"--distance-matrices are square tables, and a {side.kind} is none."
+            )
     names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
     given: dict[str, Any] = {name: side.space for name, side in zip(names, sides, strict=True)}
     for name, file in (("a", options.a), ("b", options.b)):
@@ -238,7 +243,7 @@ def align(options: argparse.Namespace) -> int:
             print(f"alternative {place}    value {item.value:.6g}: {item.relation or item.label}")
         print(written[0])
         if options.partners is not None:
-            print(f"{written[1]}, {len(sides[0].points)} rows")
+            print(f"{written[1]}, {result.lazy_plan.shape[0]} rows")
     if not (result.converged and complete):
         return EXIT_INCOMPLETE
     return EXIT_DOUBTFUL if result.is_ambiguous or result.doubt else EXIT_CONVERGED

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 
 from torchgw._boundary.archive import UNREADABLE, check_writable, written_whole
 from torchgw._errors import InvalidInputError
+from torchgw.cli._networks import ENDS, LENGTH, NETWORKS, from_edges, read_network, read_sparse
 
 _FORMS = (
     "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.csv.gz`, `.tsv.gz`, `.parquet`, "
     "`file.csv:COLUMN,COLUMN`, `file.h5ad:X` or `file.h5ad:obsm/NAME`; a surface: `.off`, `.obj`, "
-    "`.ply` or `.stl`"
+    "`.ply` or `.stl`; a network: `.graphml`, `.gml`, `.mtx`, `.edgelist` or `.edges`"
 )
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED = ".gz"
@@ -30,17 +32,25 @@ _WITH_MEMBERS = (".npz", ".h5ad", ".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.g
 
 
 class Side(NamedTuple):
-    """The points of a side, and what its file says of each."""
+    """The points of a side, or a network, and what its file says of each."""
 
-    points: NDArray[Any]  # (n, d)
+    points: NDArray[Any] | None  # (n, d)
     ids: NDArray[Any] | None = None  # (n,), words
     labels: NDArray[Any] | None = None  # (n,), words
     faces: NDArray[Any] | None = None  # (k, 3), triangles between the points of a surface
+    graph: Any = None  # of NetworkX
 
     @property
     def space(self) -> Any:
-        """What `torchgw.solve` takes: the points, or a surface."""
+        """What `torchgw.solve` takes: the points, a surface or a graph."""
+        if self.points is None:
+            return self.graph
         return self.points if self.faces is None else (self.points, self.faces)
+
+    @property
+    def kind(self) -> str:
+        """What the side is, in a word."""
+        return "network" if self.points is None else "table" if self.faces is None else "surface"
 
 
 def read_array(
@@ -48,8 +58,8 @@ def read_array(
 ) -> NDArray[Any]:
     """Read numbers from a file, integers and booleans as float64, tables as (rows, columns)."""
     side = read_side(name, id_column, label_column)
-    if side.faces is not None:
-        raise InvalidInputError(f"{name}: is a surface, and numbers are expected: {_FORMS}.")
+    if side.points is None or side.faces is not None:
+        raise InvalidInputError(f"{name}: is a {side.kind}, and numbers are expected: {_FORMS}.")
     return side.points
 
 
@@ -61,9 +71,16 @@ def read_side(name: str, id_column: str | None = None, label_column: str | None 
     suffix = _form(path)
     if suffix in _SURFACES:
         return _read_surface(path)
-    if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:
+    if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS, *NETWORKS}:
         raise InvalidInputError(f"{name}: unknown kind of file; expected {_FORMS}.")
     _check_there(path)
+    graph = None
+    if suffix in NETWORKS:
+        graph = read_network(path)
+    elif suffix == ".npz" and member is None:
+        graph = read_sparse(path)
+    if graph is not None:
+        return _network(graph)
     if suffix in (*_DELIMITERS, ".parquet"):
         return _side_of(_read_columns(path), path, member, id_column, label_column)
     if suffix == ".h5ad":
@@ -79,6 +96,11 @@ def read_side(name: str, id_column: str | None = None, label_column: str | None 
             labels = None if label_column is None else np.asarray(data.obs[label_column], str)
             return Side(_numeric(_h5ad_member(path, data, member), name), ids, labels)
     return Side(_numeric(_read_numpy(path, member), name))
+
+
+def _network(graph: Any) -> Side:
+    """Make a side of a graph, whose nodes have names."""
+    return Side(None, np.array(list(graph)).astype(str), graph=graph)
 
 
 def has_column(name: str, column: str | None) -> bool:
@@ -239,6 +261,11 @@ def _side_of(
     table: _Columns, path: Path, member: str | None, id_column: str | None, label: str | None
 ) -> Side:
     """Take coordinates, names and labels apart."""
+    if member is id_column is label is None and set(ENDS) <= set(table.names):
+        ends = [_as_words(table.column(path, name)) for name in ENDS]
+        lengths = [table.column(path, LENGTH)] if LENGTH in table.names else []
+        _check_numbers(path, [LENGTH], lengths)
+        return _network(from_edges(list(zip(*ends, *lengths, strict=True))))
     ids = labels = None
     names, values = list(table.names), list(table.values)
     if id_column is not None:
@@ -254,6 +281,8 @@ def _side_of(
     elif names:
         kept = [i for i, name in enumerate(names) if name not in (id_column, label)]
         names, values = [names[i] for i in kept], [values[i] for i in kept]
+    if not values:
+        raise InvalidInputError(f"{path}: has no columns of coordinates.")
     _check_numbers(path, names, values)
     words = [None if part is None else _as_words(part) for part in (ids, labels)]
     return Side(np.column_stack([part.astype(float) for part in values]), *words)
@@ -282,7 +311,8 @@ def _are_words(values: list[NDArray[Any]]) -> bool:
     """Whether there are several columns and the first holds words alone."""
     if len(values) < 2 or values[0].dtype.kind != "U":
         return False
-    return not any(cell.strip() == "" or _is_number(cell) for cell in values[0])
+    # 1,000 and 1 000 are numbers that are written otherwise, and refused
+    return not any(_is_number(re.sub(r"[,\s]", "", cell) or "0") for cell in values[0])
 
 
 def _check_numbers(path: Path, names: list[str], columns: list[NDArray[Any]]) -> None:
@@ -291,8 +321,9 @@ def _check_numbers(path: Path, names: list[str], columns: list[NDArray[Any]]) ->
         bad = _words_in(values)
         if not bad:
             continue
-        name, what = f"{place + 1}" + (f" ({names[place]})" if names else ""), ""
-        if len(bad) == len(values) and names:
+        named = bool(names and names[place].strip())
+        name, what = f"{place + 1}" + (f" ({names[place]})" if named else ""), ""
+        if len(bad) == len(values) and named:
             what = (
                 f" If it holds labels, pass --label-column {names[place]}; or name the columns "
                 f"that are coordinates: {path}:NAME,NAME."
@@ -301,8 +332,6 @@ def _check_numbers(path: Path, names: list[str], columns: list[NDArray[Any]]) ->
             f"{path}: row {bad[0] + 1}, column {name} is {str(values[bad[0]])[:40]!r}, and every "
             f"cell must be a number (rows are counted from 1, without the header).{what}"
         )
-    if not columns:
-        raise InvalidInputError(f"{path}: has no columns of coordinates.")
 
 
 def _read_columns(path: Path) -> _Columns:
@@ -411,11 +440,6 @@ def _member(path: Path, members: list[str], wanted: str | None) -> str:
     listing = ", ".join(members) or "none"
     if wanted is not None and wanted not in members:
         raise InvalidInputError(f"{path}: no array named {wanted!r}; the file has: {listing}.")
-    if wanted is None and {"indptr", "indices", "shape"} <= set(members):
-        raise InvalidInputError(
-            f"{path}: holds a SciPy sparse matrix. Align graphs in Python: "
-            f"torchgw.solve(scipy.sparse.load_npz({str(path)!r}), ...)."
-        )
     if wanted is None and len(members) != 1:
         raise InvalidInputError(
             f"{path}: holds {len(members)} arrays, name one as {path}:ARRAY; the file has: "

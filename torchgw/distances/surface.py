@@ -63,6 +63,11 @@ def as_triangles(name: str, value: Any) -> Triangles | None:
 def _parts(name: str, value: Any) -> tuple[Any, Any] | None:
     """Find the vertices and the faces of what may be a surface."""
     if isinstance(value, (tuple, list)):
+        if any(hasattr(part, "vertices") and hasattr(part, "faces") for part in value[:1]):
+            raise InvalidTypeError(
+                f"`{name}` must be one surface; got a {type(value).__name__} of them. Lists of "
+                "surfaces are for torchgw.solve_many and torchgw.pairwise."
+            )
         # points may come as a list of two rows, which have one axis each
         pair = len(value) == 2 and all(_axes(part) == 2 for part in value)
         return (value[0], value[1]) if pair else None
