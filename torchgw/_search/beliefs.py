@@ -274,9 +274,14 @@ def _by_candidates(near: Edges, far: Edges, device: torch.device) -> Array:
     if len(near.keys) > len(far.keys):
         return _by_candidates(far, near, device).argsort()
     if device.type == "cpu":
-        seconds = slowness() * _BY_CANDIDATES * len(near.keys)
+        seconds = seconds_of_candidates(len(near.keys))
         say_beside(seconds, "all nodes are matched by few candidates of each")
     return match_by_candidates(near, far, device)
+
+
+def seconds_of_candidates(edges: int) -> float:
+    """Model the time on this CPU of a match of all nodes, by edges in both directions."""
+    return slowness() * _BY_CANDIDATES * edges
 
 
 def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
