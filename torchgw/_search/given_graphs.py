@@ -1,7 +1,7 @@
 """Two large graphs that were given, matched by their edges: nothing (n, m) is stored.
 
-Paths of large graphs are compared through landmarks, and few nodes stand for the others. In networks
-of short paths neither tells where a node belongs; its edges do. What a match of these costs is
+Paths of large graphs are compared through landmarks, and few nodes stand for the others. Where all
+paths are short neither tells where a node belongs; its edges do. What a match of these costs is
 estimated from the exact paths of some nodes, as is what a plan costs that landmarks have led to.
 """
 
@@ -22,6 +22,7 @@ from torchgw._problem.problem import Problem, weigh_alike
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions, seconds_of_candidates
 from torchgw._starts.graphs import Edges
 from torchgw._tensors.deadline import is_over, leaves
+from torchgw._tensors.operations import EQUAL
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics
@@ -47,7 +48,7 @@ class GivenMatch(NamedTuple):
 
     def value_of(self, plan: Plan) -> QuadraticValue:
         """Estimate what another plan costs."""
-        return _estimate(self.sides, plan)[0]
+        return _value(self.sides, plan)[0]
 
 
 def match_given(
@@ -70,8 +71,8 @@ def match_given(
         DijkstraDistance(graph, device=device).scaled(scale)
         for graph, scale in zip(graphs, scales, strict=True)
     )
-    value, alike = _estimate((first, second), plan)
-    kept = _kept(near, far, partners)
+    value, *told = _value((first, second), plan)
+    kept, alike = _kept(near, far, partners), _correlation(*told, graphs, scales)
     certain = kept >= limits.kept_edges and alike >= limits.believed
     return GivenMatch((near, far), (first, second), plan, kept, alike, value, certain)
 
@@ -98,18 +99,29 @@ def _kept(near: Edges, far: Edges, partners: Tensor) -> float:
     return float(np.count_nonzero(found) / min(len(near.keys), len(far.keys)))
 
 
-def _estimate(
+def _value(
     sides: tuple[DistanceProvider, DistanceProvider], plan: Plan
-) -> tuple[QuadraticValue, float]:
-    """Estimate the value of a plan, and how paths correlate with their images, from some pairs."""
+) -> tuple[QuadraticValue, Tensor, Tensor]:
+    """Estimate the value of a plan from some pairs; return paths from these, and their images."""
     n, m = plan.shape
     device = sides[0].device
     generator = torch.Generator(device).manual_seed(0)
     places = torch.rand(_READ, dtype=torch.float64, device=device, generator=generator)
     pairs = plan.sample_at(places, torch.arange(n, device=device), generator)
     x, y = (side.columns(index).double() for side, index in zip(sides, pairs, strict=True))
-    images = plan @ y
+    images = plan @ y  # of mass 1 / n each
     each = x.square().sum(0) / n + y.square().sum(0) / m - 2 * (x * images).sum(0)
-    told = torch.corrcoef(torch.stack([x.flatten(), n * images.flatten()]))[0, 1]
     value = QuadraticValue(float(each.mean()), float(each.std()) / math.sqrt(len(each)))
-    return value, float(told.nan_to_num())
+    return value, x, n * images
+
+
+def _correlation(
+    x: Tensor, y: Tensor, graphs: tuple[Geodesics, Geodesics], scales: tuple[float, float]
+) -> float:
+    """Correlate the lengths of paths, where there are some in both graphs."""
+    most = [
+        math.inf if graph.unreachable is None else (1 - EQUAL) * graph.unreachable * scale
+        for graph, scale in zip(graphs, scales, strict=True)
+    ]
+    joined = (x < most[0]) & (y < most[1])
+    return float(torch.corrcoef(torch.stack([x[joined], y[joined]]))[0, 1].nan_to_num())
