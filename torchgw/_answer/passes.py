@@ -629,7 +629,7 @@ def _by_match(incumbent: Incumbent, match: GivenMatch) -> None:
     plan = outcome.ending.plan
     with outcome.recorder.timed("multistart"):
         own = match.value_of(plan)
-        keeps = match.keeps(torch.as_tensor(plan.argmax(1)))
+        keeps = match.keeps(torch.as_tensor(plan.argmax(1), device=problem.source.device))
     # of paths that were read, not of those by landmarks; with the entropy of both
     epsilon = outcome.ending.epsilon
     more = own.value - match.value.value

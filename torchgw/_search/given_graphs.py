@@ -20,14 +20,13 @@ from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, weigh_alike
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions, seconds_of_candidates
-from torchgw._starts.graphs import Edges
+from torchgw._starts.graphs import Array, Edges
 from torchgw._tensors.deadline import is_over, leaves
-from torchgw._tensors.operations import EQUAL
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics
 
-# Nodes whose paths are read to estimate what a plan costs. [L327]
+# Nodes whose paths are read to estimate what a plan costs. A choice.
 _READ = 256
 
 
@@ -38,17 +37,16 @@ class GivenMatch(NamedTuple):
     sides: tuple[DistanceProvider, DistanceProvider]  # exact paths, in the units of the problem
     plan: PairPlan
     kept: float  # share of the edges of the graph that has fewer
-    alike: float  # correlation of paths in one graph with those in the other
     value: QuadraticValue
-    certain: bool
+    certain: bool  # whether it keeps nearly all of them, and with these its largest piece
 
     def keeps(self, partners: Tensor) -> float:
         """Compute the share of edges that partners (n,) keep."""
-        return _kept(*self.edges, partners)
+        return kept_share(*self.edges, partners)
 
     def value_of(self, plan: Plan) -> QuadraticValue:
         """Estimate what another plan costs."""
-        return _value(self.sides, plan)[0]
+        return _value(self.sides, plan)
 
 
 def match_given(
@@ -71,10 +69,10 @@ def match_given(
         DijkstraDistance(graph, device=device).scaled(scale)
         for graph, scale in zip(graphs, scales, strict=True)
     )
-    value, *told = _value((first, second), plan)
-    kept, alike = _kept(near, far, partners), _correlation(*told, graphs, scales)
-    certain = kept >= limits.kept_edges and alike >= limits.believed
-    return GivenMatch((near, far), (first, second), plan, kept, alike, value, certain)
+    kept = kept_share(near, far, partners)
+    certain = kept >= limits.kept_edges and connects(near, far, partners, limits.kept_edges)
+    value = _value((first, second), plan)
+    return GivenMatch((near, far), (first, second), plan, kept, value, certain)
 
 
 def matches_given(
@@ -92,36 +90,44 @@ def matches_given(
     return None if stored else (source, target)
 
 
-def _kept(near: Edges, far: Edges, partners: Tensor) -> float:
+def kept_share(near: Edges, far: Edges, partners: Tensor) -> float:
     """Compute the share of the edges of the graph that has fewer which partners (n,) keep."""
+    return float(_is_kept(near, far, partners).sum() / min(len(near.keys), len(far.keys)))
+
+
+def _is_kept(near: Edges, far: Edges, partners: Tensor) -> Array:
+    """Tell which edges lie on others, (e,)."""
     there = partners.cpu().numpy()
-    found = far.at(there[near.rows], there[near.columns], near.layer)
-    return float(np.count_nonzero(found) / min(len(near.keys), len(far.keys)))
+    found: Array = far.at(there[near.rows], there[near.columns], near.layer) > 0
+    return found
 
 
-def _value(
-    sides: tuple[DistanceProvider, DistanceProvider], plan: Plan
-) -> tuple[QuadraticValue, Tensor, Tensor]:
-    """Estimate the value of a plan from some pairs; return paths from these, and their images."""
+def connects(near: Edges, far: Edges, partners: Tensor, share: float) -> bool:
+    """Tell whether edges that are kept join as many nodes as the fewer edges of a graph do."""
+    # regions of a grid, or parts of a ring, may each lie on others as a whole: few edges are lost
+    # between them, but all paths
+    kept = _is_kept(near, far, partners)
+    fewer = near if len(near.keys) <= len(far.keys) else far
+    whole = np.ones(len(fewer.keys), dtype=bool)
+    return _largest_piece(near, kept) >= share * _largest_piece(fewer, whole)
+
+
+def _largest_piece(graph: Edges, some: Array) -> int:
+    """Count the nodes that some edges of a graph join, those of the largest piece."""
+    from scipy import sparse  # SciPy takes long to import
+
+    places = graph.rows[some], graph.columns[some]
+    table = sparse.csr_array((np.ones(len(places[0])), places), shape=(graph.n, graph.n))
+    return int(np.bincount(sparse.csgraph.connected_components(table)[1]).max())
+
+
+def _value(sides: tuple[DistanceProvider, DistanceProvider], plan: Plan) -> QuadraticValue:
+    """Estimate the value of a plan from the paths of some pairs."""
     n, m = plan.shape
     device = sides[0].device
     generator = torch.Generator(device).manual_seed(0)
     places = torch.rand(_READ, dtype=torch.float64, device=device, generator=generator)
     pairs = plan.sample_at(places, torch.arange(n, device=device), generator)
     x, y = (side.columns(index).double() for side, index in zip(sides, pairs, strict=True))
-    images = plan @ y  # of mass 1 / n each
-    each = x.square().sum(0) / n + y.square().sum(0) / m - 2 * (x * images).sum(0)
-    value = QuadraticValue(float(each.mean()), float(each.std()) / math.sqrt(len(each)))
-    return value, x, n * images
-
-
-def _correlation(
-    x: Tensor, y: Tensor, graphs: tuple[Geodesics, Geodesics], scales: tuple[float, float]
-) -> float:
-    """Correlate the lengths of paths, where there are some in both graphs."""
-    most = [
-        math.inf if graph.unreachable is None else (1 - EQUAL) * graph.unreachable * scale
-        for graph, scale in zip(graphs, scales, strict=True)
-    ]
-    joined = (x < most[0]) & (y < most[1])
-    return float(torch.corrcoef(torch.stack([x[joined], y[joined]]))[0, 1].nan_to_num())
+    each = x.square().sum(0) / n + y.square().sum(0) / m - 2 * (x * (plan @ y)).sum(0)
+    return QuadraticValue(float(each.mean()), float(each.std()) / math.sqrt(len(each)))
