@@ -371,8 +371,9 @@ def _solve(
         source, target = sides.providers
         with small_on_one_thread(source.n, target.n, call.device):
             question = Asked(
-                posed.problem, posed.options, init, generator, sides.graphs, keeper, made
-            )
+                posed.problem, posed.options, init, generator, sides.graphs,
+                (sides.origins[0].scale, sides.origins[1].scale), keeper, made,
+            )  # fmt: skip
             if posed.reduction is not None:
                 question = reduced(question, posed.reduction)
             if _explaining.get():

@@ -20,8 +20,10 @@ from torchgw._problem.given import Passed
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._search.all_points import _edges, match_edges
+from torchgw._search.given_graphs import connects, kept_share
 from torchgw._search.optima import MATCHED
 from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._starts.graphs import Edges
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance, PrecomputedDistance, connect
 
@@ -209,18 +211,84 @@ def test_kernels_of_networks_with_other_edges_are_matched():
     assert np.median(above) < 0.1
 
 
-def test_graphs_of_which_few_nodes_tell_nothing_say_so(monkeypatch):
-    """Some of them are solved first, as they are too large, and no edge is matched."""
-    n = 700
-    table = nx.to_numpy_array(nx.powerlaw_cluster_graph(n, 2, 0.3, seed=1))
-    rng = np.random.default_rng(0)
-    kept, order = np.triu(table * (rng.random((n, n)) > 0.05)), rng.permutation(n)
-    graph, other = map(nx.from_numpy_array, (table, (kept + kept.T)[order][:, order]))
-    far = limits.CPU._replace(subsample=n * n / 4, all_pairs_points=100, all_rows_points=100)
+@pytest.fixture
+def large(monkeypatch):
+    """Graphs of a thousand nodes are as large as those of which no path is stored."""
+    far = limits.CPU._replace(
+        subsample=1e5, all_pairs_points=100, all_rows_points=100, cubed_points=100
+    )
     monkeypatch.setitem(limits.LIMITS, "cpu", far)
+    # of paths between pieces
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.GraphWarning)
-        with pytest.warns(torchgw.SearchWarning, match="A few points do not represent"):
-            result = torchgw.solve(graph, other, random_state=0)
-        assert not result.alternatives
-        assert not torchgw.solve(graph, other, random_state=0, n_init=1).doubt
+        yield
+
+
+def network(n, seed):
+    """A network of short paths, 5% of whose edges are lost in a copy, and the partners."""
+    table = nx.to_numpy_array(nx.powerlaw_cluster_graph(n, 2, 0.3, seed=seed))
+    rng = np.random.default_rng(seed)
+    kept, order = np.triu(table * (rng.random((n, n)) > 0.05)), rng.permutation(n)
+    return table, (kept + kept.T)[order][:, order], order.argsort()
+
+
+def test_large_graphs_are_matched_by_their_edges(large):
+    """Of 20,000 nodes 16 edges of 39,506 were kept, and nothing was said."""
+    x, y, truth = network(700, 1)
+    result = torchgw.solve(*map(csr_array, (x, y)), random_state=0)
+    assert result.status.converged
+    assert not result.doubt
+    partners = np.asarray(result.lazy_plan.argmax(1))
+    # leaves of a node are alike
+    assert np.mean(partners == truth) > 0.9
+    found = result.matching()
+    assert found.edges_kept > 0.98 * np.count_nonzero(y) / 2
+    # by paths that were read, all of which few are
+    own, images = (shortest_path(table != 0, unweighted=True) for table in (x, y))
+    for table in (own, images):
+        table[np.isinf(table)] = 1.5 * table[np.isfinite(table)].max()
+    own, images = own * result.scale[0], images[partners][:, partners] * result.scale[1]
+    error = result.report.value_standard_error
+    assert abs(result.value - np.square(own - images).mean()) < 5 * error
+
+
+def test_large_graphs_that_have_little_in_common_are_in_doubt(large):
+    x, y = (network(350, seed)[0] for seed in (1, 2))
+    with pytest.warns(torchgw.SearchWarning):
+        torchgw.solve(*map(csr_array, (x, y)), random_state=0)
+
+
+def test_parts_of_a_ring_in_another_order_are_no_certain_match():
+    """They keep nearly all edges, and no path."""
+    ring = nx.to_numpy_array(nx.cycle_graph(400))
+    edges = Edges.of(torch.from_numpy(ring))
+    parts = np.arange(400).reshape(20, 20)
+    apart = torch.from_numpy(parts[np.random.default_rng(0).permutation(20)].flatten())
+    assert kept_share(edges, edges, apart) > 0.9
+    assert not connects(edges, edges, apart, 0.9)
+    turned = torch.arange(400).roll(7)
+    assert kept_share(edges, edges, turned) == 1
+    assert connects(edges, edges, turned, 0.9)
+
+
+def test_matchings_of_large_graphs_keep_edges_where_plans_do_not(large):
+    """A plan of an epsilon that was asked for is in doubt, as few nodes tell nothing."""
+    x, y, _ = network(700, 1)
+    graphs = [csr_array(table) for table in (x, y)]
+    with pytest.warns(torchgw.SearchWarning, match="A few points do not represent"):
+        result = torchgw.solve(*graphs, random_state=0, epsilon=1e-3)
+    assert not result.alternatives
+    assert result.matching().edges_kept > 0.98 * np.count_nonzero(y) / 2
+    assert not torchgw.solve(*graphs, random_state=0, n_init=1).doubt
+
+
+def test_part_of_a_large_graph_is_found_in_the_whole(large):
+    """Nodes that are left out had the edges of others taken for lost ones."""
+    x, _, _ = network(700, 3)
+    ends = shortest_path(x != 0, unweighted=True)[0].argsort(kind="stable")[:350]
+    part = np.random.default_rng(0).permutation(ends)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        result = torchgw.solve(csr_array(x[part][:, part]), csr_array(x), random_state=0)
+    kept = result.matching().edges_kept
+    assert kept > 0.6 * np.count_nonzero(x[part][:, part]) / 2

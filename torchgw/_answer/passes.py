@@ -22,6 +22,7 @@ from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
+from torchgw._search.given_graphs import GivenMatch
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.tabu import best_matchings, exchange
@@ -29,12 +30,14 @@ from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import best_found, from_alternative
+from torchgw._solve.evaluation import ERRORS
 from torchgw._solve.loop import Guess
 from torchgw._solve.pipeline import (
     WHY_NOT_A_COPY,
     Asked,
     Outcome,
     conclude,
+    end_at_match,
     follow,
     solve_once,
     strategy_of,
@@ -587,9 +590,18 @@ def _by_edges(incumbent: Incumbent) -> None:
     problem, options, search = asked.problem, asked.options, outcome.search
     if not incumbent.strict or options.n_init is not None or options.search == "fast":
         return
+    if outcome.matched is not None:
+        _by_match(incumbent, outcome.matched)
+        return
     graphs = None not in asked.graphs and outcome.strategy.can_subsample
-    if graphs and search is not None and not search.alternatives:
-        # no search matches graphs this large by their edges
+    # where a match is certain nothing was searched
+    if (
+        graphs
+        and "few points" in incumbent.moves
+        and search is not None
+        and not search.alternatives
+    ):
+        # nothing has matched graphs this large by their edges
         incumbent.doubt(WHY_SINGLE["thorough"])
     if search is None or not search.alternatives or not outcome.ending.status.converged:
         return
@@ -623,6 +635,26 @@ def _by_edges(incumbent: Incumbent) -> None:
     elif not (match.certain or alike):
         doubt = doubt or WHY_EDGES
     incumbent.say(doubt=doubt)
+
+
+def _by_match(incumbent: Incumbent, match: GivenMatch) -> None:
+    """End at a match of the edges of large graphs if it costs less; doubt what keeps fewer."""
+    outcome, problem = incumbent.lowest, incumbent.asked.problem
+    plan = outcome.ending.plan
+    with outcome.recorder.timed("multistart"):
+        own = match.value_of(plan)
+        keeps = match.keeps(torch.as_tensor(plan.argmax(1), device=problem.source.device))
+    # of paths that were read, not of those by landmarks; with the entropy of both
+    epsilon = outcome.ending.epsilon
+    more = own.value - match.value.value
+    more += epsilon * (outcome.ending.evaluation.kl - math.log(problem.source.n))
+    noise = math.hypot(own.standard_error, match.value.standard_error)
+    if more > ERRORS * noise:
+        incumbent.lowest = end_at_match(incumbent.asked, match, outcome.recorder, WHY_EDGES)
+    elif keeps < match.kept:
+        incumbent.doubt(WHY_EDGES)
+    elif outcome.search is not None and not outcome.search.alternatives:
+        incumbent.doubt(WHY_SINGLE["thorough"])
 
 
 def _by_repair(incumbent: Incumbent) -> None:

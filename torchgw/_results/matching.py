@@ -295,13 +295,18 @@ def _by_modes(
 
 
 def _graphs(task: _Task, weights: Tensor, capacity: Tensor) -> tuple[Edges, Edges] | None:
-    """List the edges of two graphs; ``None`` where what a matching costs is not what it loses."""
+    """List the edges of two graphs; ``None`` where what a matching costs does not tell of them."""
     # pairs weigh the same, and nothing but the tables has a say
     plain = task.linear is None and task.support is None and task.loss.is_square
     equal = (weights - weights.mean()).abs().max() <= EQUAL * weights.mean()
     if not (plain and bool(equal) and bool((capacity == 1).all())):
         return None
-    return graphs_of([task.near.distances, task.far.distances])
+    near, far = task.near.space.given_graph, task.far.space.given_graph
+    sides = [task.near.distances, task.far.distances]
+    if near is None or far is None or any(side.matrix() is not None for side in sides):
+        return graphs_of(sides)
+    # landmarks tell less of large graphs than edges do
+    return None if _small(task) else (Edges.given(near), Edges.given(far))
 
 
 def _by_edges(

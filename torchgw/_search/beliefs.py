@@ -258,6 +258,12 @@ def rematch_regions(
     near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
     if partners is None:
         partners = _by_candidates(near, far, device)
+    elif anew and near.n < far.n:
+        # regions get no other nodes than those that are partners
+        kept = _weight(near, far, partners)
+        if kept < (1 - LOST) * near.weights.sum():
+            other = _by_candidates(near, far, device)
+            partners = other if _weight(near, far, other) > kept else partners
     partners = exchange_ends(near, far, partners)
     used = np.sort(partners)
     far = far if len(used) == far.n else far.among(used)
@@ -270,14 +276,25 @@ def rematch_regions(
     return used[_repaired(far, near, partners.argsort(), tries, device, anew).argsort()]
 
 
+def _weight(near: Edges, far: Edges, partners: Array) -> float:
+    """Sum up what partners (n,) keep, of each edge from both ends."""
+    there = far.at(partners[near.rows], partners[near.columns], near.layer)
+    return float(near.weights @ there)
+
+
 def _by_candidates(near: Edges, far: Edges, device: torch.device) -> Array:
     """Match all nodes, whose edges weigh one at most, by messages among candidates."""
-    if len(near.keys) > len(far.keys):
+    if near.n == far.n and len(near.keys) > len(far.keys):
         return _by_candidates(far, near, device).argsort()
     if device.type == "cpu":
-        seconds = slowness() * _BY_CANDIDATES * len(near.keys)
+        seconds = seconds_of_candidates(len(near.keys))
         say_beside(seconds, "all nodes are matched by few candidates of each")
     return match_by_candidates(near, far, device)
+
+
+def seconds_of_candidates(edges: int) -> float:
+    """Model the time on this CPU of a match of all nodes, by edges in both directions."""
+    return slowness() * _BY_CANDIDATES * edges
 
 
 def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:

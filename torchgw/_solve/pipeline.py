@@ -19,6 +19,7 @@ from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
+from torchgw._search.given_graphs import GivenMatch, match_given, matches_given
 from torchgw._search.optima import Searched
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, MET, Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
@@ -53,7 +54,7 @@ from torchgw._solve.resolution import (
     solve_on_cells,
     to_all_points,
 )
-from torchgw._solve.route import Route
+from torchgw._solve.route import KEEPS_ALL, Route
 from torchgw._solve.state import (
     RESOLVED,
     Checkpoint,
@@ -89,6 +90,7 @@ class Asked(NamedTuple):
     init: Any  # as the user gave it
     generator: torch.Generator
     graphs: tuple[Geodesics | None, Geodesics | None]  # given, whose paths are compared
+    scales: tuple[float, float] = (1.0, 1.0)  # that paths in them are multiplied by
     checkpoint: Checkpoint | None = None
     made: Sequence[Searched] = ()  # searches that decided on distances
     found: Search | None = None  # by a search of this problem that went before
@@ -138,6 +140,7 @@ class Outcome(NamedTuple):
     resolution: Resolution | None  # of a problem that was solved on cells
     route: Route  # that was chosen before anything was solved
     overlap: Overlap | None = None  # how much of the mass matches, if that was asked
+    matched: GivenMatch | None = None  # by the edges of two large graphs, if it is not certain
 
     @property
     def plan(self) -> Tensor:
@@ -341,6 +344,42 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
         n_anchors=None, noise=None, search=search, recorder=recorder,
         known=Linearised("dense", sides, entries, problem.alpha, problem.loss), resolution=None,
         route=strategy.route,
+    )  # fmt: skip
+
+
+def match_by_edges(asked: Asked, recorder: Recorder) -> GivenMatch | None:
+    """Match two large graphs by their edges, where nothing asks for another plan."""
+    problem, options = asked.problem, asked.options
+    usual = options.epsilon == "auto" and options.gradient == "auto" and options.rule is None
+    usual &= options.n_init is None and options.search != "fast" and not options.differentiable
+    alone = options.ranks is None and asked.checkpoint is None
+    graphs = matches_given(problem, asked.graphs)
+    if graphs is None or not (usual and alone and searchable(problem, asked.init, options)):
+        return None
+    with recorder.timed("multistart"):
+        return match_given(problem, graphs, asked.scales)
+
+
+def end_at_match(asked: Asked, match: GivenMatch, recorder: Recorder, doubt: str = "") -> Outcome:
+    """End with a match of the edges of two graphs as the plan."""
+    problem, strategy, plan = asked.problem, strategy_of(asked), match.plan
+    zero = Potentials(*map(torch.zeros_like, problem.marginals))
+    entries = sparse_tensor(torch.stack([*plan.pairs]), plan.mass, plan.shape)
+    sparse = SparsePlan(entries, zero, problem.marginals, strategy.epsilon)
+    error = float((sparse.masses.b - problem.marginals.b).abs().sum())
+    # of one pair for each node
+    kl = math.log(problem.source.n)
+    return Outcome(
+        ending=Ending(
+            sparse, Evaluation(Marginals(*sparse.masses), error, match.value, 0.0, kl), 0.0,
+            Status.CONVERGED, None, None,
+        ),
+        strategy=strategy, potentials=zero,
+        backend=choose_backend(asked.options.backend, problem.source.device, torch.float64).name,
+        n_anchors=None, noise=None, search=Search((), math.nan, doubt=doubt), recorder=recorder,
+        known=Linearised("dense", match.sides, entries, problem.alpha, problem.loss),
+        resolution=None, route=strategy.route.at_match("a match of the edges of both graphs",
+            f"it keeps {match.kept:.1%} of those of the graph that has fewer"),
     )  # fmt: skip
 
 
@@ -559,7 +598,10 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     match = find_copy(asked, recorder)
     if match is not None and asked.options.sharp and asked.problem.linear is None:
         return end_at_copy(asked, match, recorder)
-    return conclude(asked, follow(asked, recorder, match))
+    of_edges = None if match is not None else match_by_edges(asked, recorder)
+    if of_edges is not None and of_edges.certain:
+        return end_at_match(asked, of_edges, recorder)
+    return conclude(asked, follow(asked, recorder, match))._replace(matched=of_edges)
 
 
 def strategy_of(asked: Asked) -> Strategy:
@@ -586,7 +628,11 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     clock = perf_counter()
     strategy = strategy_of(asked)
     if match is not None and match.only:
-        strategy = replace(strategy, route=strategy.route.at_match())
+        strategy = replace(
+            strategy, route=strategy.route.at_match(
+                KEEPS_ALL, "any other costs more by what is known of the match"
+            ),
+        )  # fmt: skip
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
     # a plan is of no use before its last marginals and its numbers

@@ -34,6 +34,8 @@ _FEWEST_BLOCKS = 8
 # How many matrices of the size of a plan a stored problem holds: the cost, the kernel, and one that
 # is being made. [L92]
 _STORED_MATRICES = 3
+# The match of copies.
+KEEPS_ALL = "the match that keeps all distances"
 # Factors of squared distances in the plane. A choice.
 _PLANE = 4
 
@@ -125,12 +127,9 @@ class Route(NamedTuple):
         )
         return self._replace(storage=storage, each=each)
 
-    def at_match(self) -> "Route":
+    def at_match(self, match: str, why: str) -> "Route":
         """Return the path of the same problem where a match is the best, without a search."""
-        match = "the match that keeps all distances"
-        return self._replace(
-            begin=(Choice("start", match, "any other costs more by what is known of the match"),)
-        )
+        return self._replace(begin=(Choice("start", match, why),))
 
     def __repr__(self) -> str:
         """Say it in some lines."""
@@ -652,12 +651,11 @@ def _iteration(
 
 def route_of_copies(facts: Facts) -> Route:
     """Return the path of spaces that are the same but for order, where nothing is left to solve."""
-    match = "the match that keeps all distances"
     return Route(
         _size(facts), Choice("gradient", "dense", "none is needed"),
         Choice("precision", "float64", ""), Storage(False, None, False, "none is needed"),
-        (Choice("start", match, "one side is the other in another order"),),
-        Choice("end", match, "no plan is better"), 0.0, None, 0,
+        (Choice("start", KEEPS_ALL, "one side is the other in another order"),),
+        Choice("end", KEEPS_ALL, "no plan is better"), 0.0, None, 0,
         Dtypes(torch.float64, torch.float64, again=False), 0,
     )  # fmt: skip
 

@@ -179,7 +179,8 @@ class _Candidates:
 
     def _alike(self) -> tuple[Tensor, Tensor]:
         """Choose nodes (n, k) whose surroundings are alike; sum up beliefs by degrees alone."""
-        share = len(self.near.rows) / len(self.far.rows)
+        # of the edges of a node: a part of a graph has fewer nodes
+        share = len(self.near.rows) * self.far.nodes / (len(self.far.rows) * self.near.nodes)
         here, there = _surroundings(self.near, 1.0), _surroundings(self.far, share)
         kinds, counts = self.degrees[1].unique(dim=0, return_counts=True)
         count, height = min(_CANDIDATES, self.far.nodes), max(1, _AT_ONCE // self.far.nodes)
@@ -205,7 +206,7 @@ class _Candidates:
 
     def believe(self) -> _Beliefs:
         """Balance what nodes have heard."""
-        listed, ratio = self.listed, self.far.nodes / self.near.nodes
+        listed = self.listed
         heard = listed.evidence + listed.squares.by_pair(listed.messages)
         for _ in range(_BALANCED):
             sums = heard + self.column[listed.j]
@@ -213,7 +214,7 @@ class _Candidates:
             shares = (sums - top[listed.i]).clamp_min_(-_RANGE).exp_()
             values = shares / (listed.rows(shares) + (listed.rest - top).exp())[listed.i]
             # no node is believed to be the partner of more than one
-            full = listed.columns(values).mul_(ratio).clamp_min_(math.exp(-_RANGE))
+            full = listed.columns(values).clamp_min_(math.exp(-_RANGE))
             self.column.sub_(full.log_()).clamp_(max=0.0)
         return _Beliefs(sums, top, shares, values)
 
@@ -337,7 +338,7 @@ def match_by_candidates(near: Edges, far: Edges, device: torch.device) -> Array:
     i, j, values = (
         part.cpu().numpy() for part in (state.listed.i, state.listed.j, state.beliefs.values)
     )
-    found = assign_listed(i, j, 2 - values.astype(np.float64), near.n, far.n)
+    found = assign_listed(i, j, 2 - values.astype(np.float64), near.n, far.n).astype(np.int64)
     # the others by their degrees
     left, free = np.flatnonzero(found < 0), np.setdiff1d(np.arange(far.n), found)
     left, free = (

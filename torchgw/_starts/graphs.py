@@ -32,6 +32,7 @@ from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.sampling import SpreadPoints
 
 # Steps on the convex objective, stages of the path to the other one, and steps of each. [L337]
@@ -310,6 +311,15 @@ class Edges(NamedTuple):
                 return None
         keys, weights = (np.concatenate(part) for part in zip(*found, strict=True))
         return cls.listed(n, keys, weights, layers)
+
+    @classmethod
+    def given(cls, graph: Geodesics) -> Edges:
+        """List the edges of a graph that was given, whose lengths are no weights: one each."""
+        n, edges = graph.n, graph.edges
+        keys = (edges.source * n + edges.vertex).cpu().numpy()
+        # a node is no neighbour of its own
+        keys = keys[keys % (n + 1) > 0]
+        return cls.listed(n, keys, np.ones(len(keys)))
 
     @classmethod
     def listed(cls, n: int, keys: Array, weights: Array, layers: int = 1) -> Edges:

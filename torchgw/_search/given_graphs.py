@@ -1,0 +1,133 @@
+"""Two large graphs that were given, matched by their edges: nothing (n, m) is stored.
+
+Paths of large graphs are compared through landmarks, and few nodes stand for the others. Where all
+paths are short neither tells where a node belongs; its edges do. What a match of these costs is
+estimated from the exact paths of some nodes, as is what a plan costs that landmarks have led to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw._gradients.contract import QuadraticValue
+from torchgw._plans.contract import Anchors, Plan
+from torchgw._plans.given import PairPlan
+from torchgw._problem.limits import limits_of
+from torchgw._problem.problem import Problem, weigh_alike
+from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions, seconds_of_candidates
+from torchgw._starts.graphs import Array, Edges
+from torchgw._tensors.deadline import is_over, leaves
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.dijkstra import DijkstraDistance
+from torchgw.distances.geodesics import Geodesics
+
+# Nodes whose paths are read to estimate what a plan costs. A choice.
+_READ = 256
+
+
+class GivenMatch(NamedTuple):
+    """A match of the nodes of two graphs."""
+
+    edges: tuple[Edges, Edges]
+    sides: tuple[DistanceProvider, DistanceProvider]  # exact paths, in the units of the problem
+    plan: PairPlan
+    kept: float  # share of the edges of the graph that has fewer
+    value: QuadraticValue
+    certain: bool  # whether it keeps nearly all of them, and with these its largest piece
+
+    def keeps(self, partners: Tensor) -> float:
+        """Compute the share of edges that partners (n,) keep."""
+        return kept_share(*self.edges, partners)
+
+    def value_of(self, plan: Plan) -> QuadraticValue:
+        """Estimate what another plan costs."""
+        return _value(self.sides, plan)
+
+
+def match_given(
+    problem: Problem, graphs: tuple[Geodesics, Geodesics], scales: tuple[float, float]
+) -> GivenMatch | None:
+    """Match two graphs, whose paths a problem compares by some scales; ``None`` if time is over."""
+    device, limits = problem.source.device, limits_of(problem.source.device)
+    near, far = (Edges.given(graph) for graph in graphs)
+    fewer = min(len(near.keys), len(far.keys))
+    seconds = seconds_of_candidates(fewer) if device.type == "cpu" else 0.0
+    if not (fewer and leaves(seconds)):
+        return None
+    partners = torch.from_numpy(rematch_regions(near, far, None, MATCHING_TRIES, device))
+    if is_over():
+        return None
+    n, partners = problem.source.n, partners.to(device)
+    pairs = Anchors(torch.arange(n, device=device), partners)
+    plan = PairPlan(pairs, problem.marginals.a, (n, n), distinct=True)
+    first, second = (
+        DijkstraDistance(graph, device=device).scaled(scale)
+        for graph, scale in zip(graphs, scales, strict=True)
+    )
+    kept = kept_share(near, far, partners)
+    certain = kept >= limits.kept_edges and connects(near, far, partners, limits.kept_edges)
+    value = _value((first, second), plan)
+    return GivenMatch((near, far), (first, second), plan, kept, value, certain)
+
+
+def matches_given(
+    problem: Problem, graphs: tuple[Geodesics | None, Geodesics | None]
+) -> tuple[Geodesics, Geodesics] | None:
+    """Return graphs that are matched by their edges: too large for stored paths, of one size."""
+    source, target = graphs
+    large = problem.source.n * problem.target.n > limits_of(problem.source.device).subsample
+    plain = problem.linear is None and problem.support is None and problem.restriction is None
+    plain &= problem.loss.is_square and problem.alpha == 1
+    alike = problem.source.n == problem.target.n and weigh_alike(problem.marginals)
+    if source is None or target is None or not (large and plain and alike):
+        return None
+    stored = any(side.matrix() is not None for side in problem.sides)
+    return None if stored else (source, target)
+
+
+def kept_share(near: Edges, far: Edges, partners: Tensor) -> float:
+    """Compute the share of the edges of the graph that has fewer which partners (n,) keep."""
+    return float(_is_kept(near, far, partners).sum() / min(len(near.keys), len(far.keys)))
+
+
+def _is_kept(near: Edges, far: Edges, partners: Tensor) -> Array:
+    """Tell which edges lie on others, (e,)."""
+    there = partners.cpu().numpy()
+    found: Array = far.at(there[near.rows], there[near.columns], near.layer) > 0
+    return found
+
+
+def connects(near: Edges, far: Edges, partners: Tensor, share: float) -> bool:
+    """Tell whether edges that are kept join as many nodes as the fewer edges of a graph do."""
+    # regions of a grid, or parts of a ring, may each lie on others as a whole: few edges are lost
+    # between them, but all paths
+    kept = _is_kept(near, far, partners)
+    fewer = near if len(near.keys) <= len(far.keys) else far
+    whole = np.ones(len(fewer.keys), dtype=bool)
+    return _largest_piece(near, kept) >= share * _largest_piece(fewer, whole)
+
+
+def _largest_piece(graph: Edges, some: Array) -> int:
+    """Count the nodes that some edges of a graph join, those of the largest piece."""
+    from scipy import sparse  # SciPy takes long to import
+
+    places = graph.rows[some], graph.columns[some]
+    table = sparse.csr_array((np.ones(len(places[0])), places), shape=(graph.n, graph.n))
+    return int(np.bincount(sparse.csgraph.connected_components(table)[1]).max())
+
+
+def _value(sides: tuple[DistanceProvider, DistanceProvider], plan: Plan) -> QuadraticValue:
+    """Estimate the value of a plan from the paths of some pairs."""
+    n, m = plan.shape
+    device = sides[0].device
+    generator = torch.Generator(device).manual_seed(0)
+    places = torch.rand(_READ, dtype=torch.float64, device=device, generator=generator)
+    pairs = plan.sample_at(places, torch.arange(n, device=device), generator)
+    x, y = (side.columns(index).double() for side, index in zip(sides, pairs, strict=True))
+    each = x.square().sum(0) / n + y.square().sum(0) / m - 2 * (x * (plan @ y)).sum(0)
+    return QuadraticValue(float(each.mean()), float(each.std()) / math.sqrt(len(each)))
