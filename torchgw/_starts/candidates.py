@@ -31,8 +31,8 @@ LOST = 0.1
 # do. [L1816]
 _CANDIDATES, _PROPOSING, _BELIEVED = 20, 3, 0.01
 # Rounds of messages at most, rounds between proposals, and how often these may lead to no more
-# edges. [L1816]
-_ROUNDS, _BETWEEN, _IN_VAIN = 60, 4, 1
+# edges. [L1816, L1921]
+_ROUNDS, _BETWEEN, _IN_VAIN = 600, 4, 3
 # Sinkhorn iterations of a round, the share of a message that is kept in the next one, and noise by
 # which equal partners differ. [L1816]
 _BALANCED, _KEPT, _NOISE = 3, 0.3, 0.1
