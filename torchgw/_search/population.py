@@ -240,7 +240,9 @@ def follow_starts(
     certain = bool(found.agreed | (found.met >= ways * AGREEING))
     # solves go on from there: what has not settled leads twins of a problem to different optima
     if len(members.plans) and not is_over():
-        members, stays = _settled(stack, members)
+        # what is also followed blurred has come near its end twice
+        above = limits_of(a.device).all_above if blurred is None else 0.0
+        members, stays = _settled(stack, members, above)
         certain = certain and stays
     names = [name_of(origin, labels) for origin in members.origins.tolist()]
     return Found(
@@ -249,10 +251,9 @@ def follow_starts(
     )  # fmt: skip
 
 
-def _settled(stack: Ending, members: Members) -> tuple[Members, bool]:
-    """Lead down all plans that may be the lowest; tell whether the first of them stays that."""
+def _settled(stack: Ending, members: Members, above: float) -> tuple[Members, bool]:
+    """Lead down the lowest plans, up to a share above the first; tell whether that stays lowest."""
     objectives = members.objectives
-    above = limits_of(objectives.device).all_above
     count = int((objectives <= objectives[0] + above * objectives[0].abs()).sum())
     which = torch.zeros(count, dtype=torch.int64, device=objectives.device)
     for mine, its in zip(members, stack.descend(which, members.plans[:count]), strict=False):
