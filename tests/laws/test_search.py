@@ -18,8 +18,9 @@ import torchgw
 from benchmarks.quality import random_matrices, strangers
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.solves.first_use import network_pair
-from torchgw._search.population import improve, improve_again
+from torchgw._search.population import follow_starts, improve, improve_again
 from torchgw._starts.alternatives import Ends
+from torchgw._typing import Marginals
 
 # Objectives within a thousandth are of one optimum: a solve ends once an iteration lowers its
 # objective by less than 1e-5 of it, and some tens more may follow.
@@ -160,6 +161,8 @@ def test_nothing_that_a_search_has_seen_ends_lower(name, seed):
         quietly(**given, **one).report.objective for one in ({"n_init": 1}, {"search": "fast"})
     ]
     others.append(ends_at(given, quietly(**exchanged(given)).plan.T.copy()))
+    product = np.outer(found.plan.sum(1), found.plan.sum(0))
+    others.append(ends_at(given | {"epsilon": found.epsilon}, product))
     assert least <= min(others) * (1 + SAME) or says_so(found)
 
 
@@ -467,6 +470,41 @@ def test_groups_of_starts_agree_if_each_has_found_the_lowest(rounds):
     assert bool(found.agreed[alike].all())
     assert torch.equal(found.agreed, alike) or rounds
     assert torch.equal(found.met, (objectives == lowest[:, None]).sum(1))
+
+
+class Falling(Landscape):
+    """Ends that are yet to fall, each by a share of its own."""
+
+    def __init__(self, starts, falls):
+        super().__init__(starts)
+        self.falls = falls
+
+    def padded(self, plans):
+        return plans
+
+    def descend(self, which, plans):
+        ends = self.follow(which, plans)
+        fall = self.falls[(self.starts.plans[0] == ends.plans[:, None]).all((2, 3)).int().argmax(1)]
+        return ends._replace(objectives=ends.objectives * (1 - fall))
+
+
+def test_what_falls_below_the_lowest_is_followed_and_nothing_had_agreed_on_it():
+    starts, n = 6, 7
+    orders = torch.rand(starts, n, generator=torch.Generator().manual_seed(0)).argsort(1)
+    plans = torch.nn.functional.one_hot(orders, n).double() / n
+    even = torch.full((n,), 1 / n, dtype=torch.float64)
+    objectives = torch.tensor([1.0, 1.01, 1.01, 1.01, 1.015, 1.3], dtype=torch.float64)
+    given = Ends(plans[None], objectives[None], objectives[None])
+    named = [(str(place), plan) for place, plan in enumerate(plans)]
+    for low in range(starts):
+        falls = torch.full((starts,), 0.001, dtype=torch.float64)
+        falls[low] = 0.02
+        found = follow_starts(Falling(given, falls), named, Marginals(even, even), 0)
+        # what is far above is left where it is
+        near = low if low < 5 else 0
+        assert found.names[0] == str(near)
+        assert found.objectives == sorted(found.objectives)
+        assert not (found.certain and near)
 
 
 def test_starts_that_disagree_are_improved_again_and_end_no_higher():

@@ -31,7 +31,7 @@ from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import best_found, from_alternative
 from torchgw._solve.evaluation import ERRORS
-from torchgw._solve.loop import Guess
+from torchgw._solve.loop import PRODUCT, Guess
 from torchgw._solve.pipeline import (
     WHY_NOT_A_COPY,
     Asked,
@@ -267,8 +267,11 @@ def _starts(incumbent: Incumbent) -> Iterator[Rival]:
         yield Rival(asked.again(search="auto"), "search")
     if not incumbent.open:
         return
-    if incumbent.thorough or "product" in moves:
+    if incumbent.thorough:
         yield product
+    if incumbent.thorough or "product" in moves:
+        # where epsilon falls slowly some optima are passed by, even from another side
+        yield Rival(asked.again(PRODUCT._replace(epsilon=0.0)), "start", "product")
     if first is None:
         return
     if first.match is not None:
@@ -283,7 +286,7 @@ def _starts(incumbent: Incumbent) -> Iterator[Rival]:
         yield Rival(asked.again(best_found(asked.problem, first.few)), "optimum", best.label)
         # those are among the guesses of chains, where any were followed
         found += others if not first.trials else []
-    found += first.others if "optima" in moves else []
+    found += first.rivals if "optima" in moves and first.alternatives else []
     for one in found:
         yield Rival(asked.again(one), "optimum", one.label)
 

@@ -20,7 +20,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import PRICE, is_sparse, weigh_alike
 from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
-from torchgw._search.population import FRESH, follow_starts, improve, name_of
+from torchgw._search.population import FRESH, follow_starts, improve, name_of, noisy_product
 from torchgw._search.stack import Stack
 from torchgw._search.tabu import best_matchings
 from torchgw._search.world import World
@@ -685,7 +685,9 @@ def _to_ends(found: Climb) -> None:
         return
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = world.problem.weights
-    starts = [(chain.name, chain.plan) for chain in chains]
+    # an optimum that no ladder comes to may be met from the product plan at the target
+    product = noisy_product(*weights)
+    starts = [("product", product), *((chain.name, chain.plan) for chain in chains)]
     # where plans may be matchings, tabu search has exchanged their partners; of more points too few
     # exchanges are looked at to tell anything [L1867]
     checked = world.tiny and not can_exchange(world.problem)

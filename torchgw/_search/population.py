@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.packing import products
+from torchgw._problem.limits import limits_of
 from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import AGREEING, ALIKE, BETTER, SAME
@@ -236,17 +237,30 @@ def follow_starts(
     if rounds and (blurred is not None or (checked and bool(found.agreed))):
         found = exchange(stack, given, found, families)
     members = found.members.alone()
+    certain = bool(found.agreed | (found.met >= ways * AGREEING))
     # solves go on from there: what has not settled leads twins of a problem to different optima
     if len(members.plans) and not is_over():
-        lowest = stack.descend(alone[:1], members.plans[:1])
-        for mine, its in zip(members, lowest, strict=False):
-            mine[:1] = its
+        # what is also followed blurred has come near its end twice
+        above = limits_of(a.device).all_above if blurred is None else 0.0
+        members, stays = _settled(stack, members, above)
+        certain = certain and stays
     names = [name_of(origin, labels) for origin in members.origins.tolist()]
     return Found(
         names, members.plans[:, : len(a), : len(b)], members.objectives.tolist(),
-        members.values.tolist(), bool(found.agreed | (found.met >= ways * AGREEING)),
-        int(found.followed), int(found.met),
+        members.values.tolist(), certain, int(found.followed), int(found.met),
     )  # fmt: skip
+
+
+def _settled(stack: Ending, members: Members, above: float) -> tuple[Members, bool]:
+    """Lead down the lowest plans, up to a share above the first; tell whether that stays lowest."""
+    objectives = members.objectives
+    count = int((objectives <= objectives[0] + above * objectives[0].abs()).sum())
+    which = torch.zeros(count, dtype=torch.int64, device=objectives.device)
+    for mine, its in zip(members, stack.descend(which, members.plans[:count]), strict=False):
+        mine[:count] = its
+    first = objectives[0]
+    stays = bool(first - objectives.min() <= SAME * first.abs())
+    return Members(*(part[objectives.argsort(stable=True)] for part in members)), stays
 
 
 def name_of(origin: int, labels: Sequence[str]) -> str:

@@ -471,14 +471,14 @@ MOVES = (
         lambda limits: f"{limits.stacked:,} pairs",
     ),
     Move(
-        "product", "a solve from a x b", "unless all ends were followed",
+        "product", "a solve from a x b at the target", "unless all ends were followed",
         lambda facts, options, limits: (
             _strict(facts, options) and facts.entries <= limits.product
         ),
         lambda limits: f"{limits.product:,} pairs",
     ),
     Move(
-        "optima", "a solve from every other optimum that may end lower, ended early if it does not",
+        "optima", "a solve from every optimum that may end lower, ended early if it does not",
         "unless all ends were followed",
         lambda facts, options, limits: (
             _strict(facts, options) and facts.entries <= limits.followed

@@ -151,6 +151,13 @@ class Search(NamedTuple):
             if one.value - best[0].value <= share * abs(best[0].value)
         ]  # fmt: skip
 
+    @property
+    def rivals(self) -> list[Alternative]:
+        """The best at the target at once, if a solve has begun where it is blurred; the others."""
+        best = self.alternatives[0]
+        begun = best.epsilon > 0 and math.prod(best.shape) <= CPU.open_most
+        return [*([replace(best, epsilon=0.0)] if begun else []), *self.others]
+
     def thorough(self, how: str) -> bool:
         """Whether chains of a thorough search were followed."""
         return how == "thorough" and bool(self.trials)
@@ -161,8 +168,9 @@ class Search(NamedTuple):
         if self.settled and not thorough:
             return 0, 0
         few = 0 if self.few is None else 1 if self.trials else len(self.few.alternatives)
-        optima = len(self.others) if "optima" in moves else 0
-        return int(thorough or "product" in moves), (self.match is not None) + few + optima
+        optima = len(self.rivals) if "optima" in moves and self.alternatives else 0
+        product = thorough + (thorough or "product" in moves)
+        return product, (self.match is not None) + few + optima
 
 
 def is_whole(problem: Problem, found: Search) -> bool:
