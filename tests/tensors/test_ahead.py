@@ -239,7 +239,7 @@ def test_kernels_of_launches_that_are_not_made_are_compiled_side_by_side(kernel)
     assert kernel.given == [options]
 
 
-def test_a_launch_that_compiles_is_logged(caplog):
+def test_a_launch_that_compiles_is_logged(caplog, monkeypatch):
     """Not one that finds its kernel loaded."""
 
     class Launched:
@@ -252,8 +252,11 @@ def test_a_launch_that_compiles_is_logged(caplog):
             return lambda *arguments, **options: self.device_caches[0][0].update(variant=1)
 
     kernel = Launched()
+    monkeypatch.setattr(ahead, "COMPILING", -1.0)
+    before = ahead.waited()
     with caplog.at_level(logging.INFO, logger="torchgw"):
         launch(kernel, (1,), X)
+        assert ahead.waited() > before
         assert "s for _late_kernel, which was compiled" in caplog.text
         caplog.clear()
         launch(kernel, (1,), X)

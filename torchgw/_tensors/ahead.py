@@ -148,6 +148,7 @@ _begun: list[_Task] = []
 _later: list[tuple[torch.device, Variant]] = []  # for factors of a rank that no solve has had
 _compiled = threading.Event()  # whether a kernel was not in the cache
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
+_waited = threading.local()  # seconds of this thread
 _collected = threading.local()  # launches that this thread collects and does not make
 
 
@@ -379,18 +380,27 @@ def _work(device: torch.device, others: int) -> None:
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel on the device of its first argument, a tensor."""
+    begun = perf_counter()
     if not ready(kernel, arguments, options):
         return
     told = logger.isEnabledFor(logging.INFO)
-    before, begun = (_known(kernel), perf_counter()) if told else (0, 0.0)
+    before = _known(kernel) if told else 0
     # Triton itself launches on the current device, wherever the tensors are
     with torch.cuda.device_of(arguments[0]):
         kernel[grid](*arguments, **options)
+    seconds = perf_counter() - begun
+    if seconds > COMPILING:
+        _waited.seconds = waited() + seconds
     if told and _known(kernel) > before:
         logger.info(
             "a launch waited %.2f s for %s, which was compiled or read from the cache on disk",
-            perf_counter() - begun, kernel.__name__,
+            seconds, kernel.__name__,
         )  # fmt: skip
+
+
+def waited() -> float:
+    """Tell how many seconds this thread has waited for kernels that were compiled."""
+    return getattr(_waited, "seconds", 0.0)
 
 
 def _known(kernel: Any) -> int:
