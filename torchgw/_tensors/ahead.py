@@ -212,11 +212,16 @@ def compile_together(device: torch.device, work: Callable[[], object]) -> Sequen
         work()
     finally:
         del _collected.launches
-    with _lock:
-        # those that other work launches too are compiled once
-        begun = [_tasks_of(one.kernel, one.arguments, one.options) for one in launches]
-    new = [one for one, tasks in zip(launches, begun, strict=True) if not tasks]
-    told = [task.done for tasks in begun for task in tasks]
+    told, new = list[threading.Event](), list[_Launch]()
+    for one in launches:
+        # those that this or other work launches twice are compiled once
+        with _lock:
+            begun = _tasks_of(one.kernel, one.arguments, one.options)
+        told += [task.done for task in begun]
+        if not begun and not any(
+            one.kernel == other.kernel and other.serves(one.arguments, one.options) for other in new
+        ):
+            new.append(one)
     return [*told, *_begin_to_compile(device, new)]
 
 
