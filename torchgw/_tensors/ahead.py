@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -159,7 +159,7 @@ def variants() -> tuple[Variant, ...]:
     return tuple(Variant(**json.loads(line)) for line in lines)
 
 
-def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) -> None:
+def compile_beside(device: torch.device, distances: Any, *given: Any) -> None:
     """Begin to compile, once, what a solve launches on a GPU by these distances and inputs."""
     if not _threads(device):
         return
@@ -169,7 +169,8 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         return
     # the smallest recorded solve that is at least half as large, else the largest
     size = next((one for one in recorded if most <= 2 * one), recorded[-1])
-    names = {name for name in distances if isinstance(name, str)}
+    sides = distances if isinstance(distances, (tuple, list)) else (distances,)
+    names = {name for name in sides if isinstance(name, str)}
     wanted = {
         place: variant
         for place, variant in enumerate(variants())
@@ -177,6 +178,12 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         and (not variant.distances or not names.isdisjoint(variant.distances))
     }
     _compile_listed(device, wanted)
+
+
+def has_compiled(device: torch.device) -> bool:
+    """Whether nothing is compiled for a device, or has been before on this machine."""
+    # a file that `_hash` writes
+    return not _threads(device) or any(_cache().glob("torchgw-*"))
 
 
 def probe_beside(device: torch.device) -> None:
@@ -331,7 +338,7 @@ def _hash(files: Any) -> bool:
     looked_at = sorted([*root.rglob("*.py"), *root.glob("_C/libtriton*")])
     seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in looked_at]
     name = hashlib.sha256(repr(seen).encode()).hexdigest()
-    kept = Path(import_module("triton.knobs").cache.dir) / f"torchgw-{name}"
+    kept = _cache() / f"torchgw-{name}"
     try:
         known = kept.read_text(encoding="utf-8")
     except OSError:
@@ -344,6 +351,11 @@ def _hash(files: Any) -> bool:
         return False
     files.triton_key = lambda: known
     return True
+
+
+def _cache() -> Path:
+    """Find where Triton keeps kernels."""
+    return Path(import_module("triton.knobs").cache.dir)
 
 
 def _start(device: torch.device, others: int) -> None:

@@ -12,8 +12,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter, process_time
 
+import torch
+
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._tensors.ahead import waited
+from torchgw._tensors.ahead import has_compiled, waited
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,12 @@ def within(seconds: float | None, *, shared: bool = False) -> Iterator[None]:
             "s. They are kept for later calls; `torchgw.warmup()` compiles them beforehand.",
             PerformanceWarning,
         )
+
+
+def compiles_within(seconds: float | None, device: torch.device) -> bool:
+    """Whether a limit leaves time to compile kernels, should there be none yet."""
+    # one that is no longer than it may be late does not [L1929]
+    return seconds is None or seconds > _LATE or has_compiled(device)
 
 
 def keep(seconds: float) -> None:
