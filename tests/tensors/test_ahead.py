@@ -240,6 +240,14 @@ def test_kernels_of_launches_that_are_not_made_are_compiled_side_by_side(kernel)
     assert kernel.given == [options]
 
 
+def test_nobody_waits_for_kernels_once_the_main_thread_has_ended(kernel, monkeypatch):
+    ended = SimpleNamespace(is_alive=lambda: False)
+    monkeypatch.setattr(ahead.threading, "main_thread", lambda: ended)
+    (compiled,) = compile_together(GPU, lambda: launch(kernel, (1,), X, 4))
+    assert compiled.wait(20)
+    assert not kernel.begun.is_set()
+
+
 def test_a_launch_that_compiles_is_logged(caplog, monkeypatch):
     """Not one that finds its kernel loaded."""
 

@@ -370,6 +370,9 @@ def _work(device: torch.device, others: int) -> None:
     while True:
         with _lock:
             if not _waiting or not threading.main_thread().is_alive():
+                for task in _waiting:
+                    # nobody waits for what launches compile themselves
+                    task.done.set()
                 _waiting.clear()
                 return
             task = _waiting.pop(0)
