@@ -77,7 +77,7 @@ from torchgw._solve.strategy import (
     with_penalised_areas,
 )
 from torchgw._tensors.ahead import compile_beside, compile_rest
-from torchgw._tensors.deadline import telling, within
+from torchgw._tensors.deadline import compiles_within, telling, within
 from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Ranks, check_distributed, join, share_inputs, together
@@ -389,6 +389,9 @@ def _solve(
             )  # fmt: skip
             warn_of_little_mass(posed.options.rule, outcome)
     if call.device.type == "cuda":
+        if asked.backend == "auto" and call.asked.backend == "eager":
+            # for later calls
+            compile_beside(call.device, asked.distances, *call.data.sides)
         compile_rest(call.device)
     if asked.differentiable is None or inputs is None:
         return result.in_numpy() if call.in_numpy else result
@@ -511,10 +514,10 @@ def _checked(
     device = resolve_device(asked.device, *(data.sides if structure else (data.M, *(pair or ()))))
     if device.type == "cuda":
         load_beside(device, *data.sides)
+        if asked.backend == "auto" and not compiles_within(asked.time_limit, device):
+            asked, options = asked.replace(backend="eager"), replace(options, backend="eager")
         if asked.backend in ("auto", "triton"):
-            named = asked.distances
-            names = named if isinstance(named, (tuple, list)) else (named,)
-            compile_beside(device, names, *data.sides)
+            compile_beside(device, asked.distances, *data.sides)
     free = asked.gradient in ("auto", "factored") and not asked.polish
     measure = DistanceOptions(
         asked.n_neighbors, asked.n_landmarks, scale, asked.disconnected,

@@ -362,6 +362,22 @@ def test_a_limit_ends_with_its_call():
         assert deadline.is_over(agreed=True)
 
 
+@pytest.mark.parametrize("compiled", [0.0, 1.0, 3.0])
+def test_kernels_by_which_a_limit_is_passed_are_told(compiled, monkeypatch):
+    """Two seconds late is as a limit may be; what kernels did not take is not theirs."""
+    clock, seconds = [100.0], [7.0]
+    monkeypatch.setattr(deadline, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(deadline, "waited", lambda: seconds[0])
+    said = "passed by 4 s, as kernels were compiled for 3 s"
+    told = warnings.catch_warnings() if compiled < 2 else pytest.warns(match=said)
+    with told, deadline.within(1.0):
+        clock[0] += 5
+        seconds[0] += compiled
+    with deadline.within(1.0):
+        clock[0] += 2.9
+        seconds[0] += compiled
+
+
 def test_a_limit_that_paths_or_what_has_passed_exceed_is_announced_once(monkeypatch):
     """2,500 points by defaults took 5 s under a limit of one, of which nothing was said."""
     now = [0.0]

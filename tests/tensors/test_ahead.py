@@ -25,6 +25,7 @@ from torchgw._tensors.ahead import (
     ready,
     variants,
 )
+from torchgw._tensors.deadline import compiles_within
 
 GPU = torch.device("cuda")
 
@@ -239,7 +240,15 @@ def test_kernels_of_launches_that_are_not_made_are_compiled_side_by_side(kernel)
     assert kernel.given == [options]
 
 
-def test_a_launch_that_compiles_is_logged(caplog):
+def test_nobody_waits_for_kernels_once_the_main_thread_has_ended(kernel, monkeypatch):
+    ended = SimpleNamespace(is_alive=lambda: False)
+    monkeypatch.setattr(ahead.threading, "main_thread", lambda: ended)
+    (compiled,) = compile_together(GPU, lambda: launch(kernel, (1,), X, 4))
+    assert compiled.wait(20)
+    assert not kernel.begun.is_set()
+
+
+def test_a_launch_that_compiles_is_logged(caplog, monkeypatch):
     """Not one that finds its kernel loaded."""
 
     class Launched:
@@ -252,8 +261,11 @@ def test_a_launch_that_compiles_is_logged(caplog):
             return lambda *arguments, **options: self.device_caches[0][0].update(variant=1)
 
     kernel = Launched()
+    monkeypatch.setattr(ahead, "COMPILING", -1.0)
+    before = ahead.waited()
     with caplog.at_level(logging.INFO, logger="torchgw"):
         launch(kernel, (1,), X)
+        assert ahead.waited() > before
         assert "s for _late_kernel, which was compiled" in caplog.text
         caplog.clear()
         launch(kernel, (1,), X)
@@ -301,6 +313,19 @@ def test_tritons_hash_is_read_while_its_files_are_as_they_were(tmp_path, monkeyp
     assert hashed == ["first", "another", "another", "another", "another"]
 
 
+def test_a_short_limit_leaves_no_time_to_compile(tmp_path, kernel, monkeypatch):
+    """Unless the cache says that kernels have been compiled."""
+    knobs = SimpleNamespace(cache=SimpleNamespace(dir=tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
+    for limit in (None, 60.0):
+        assert compiles_within(limit, GPU)
+    assert not compiles_within(1.0, GPU)
+    assert compiles_within(1.0, torch.device("cpu"))
+    knobs.cache.dir.mkdir()
+    (knobs.cache.dir / "torchgw-hash").touch()
+    assert compiles_within(1.0, GPU)
+
+
 FRESH = """
 import json, threading, warnings
 import torch, triton
@@ -313,22 +338,32 @@ def note(**given):
         late.append(given["repr"])
 triton.knobs.runtime.jit_post_compile_hook = note
 warnings.simplefilter("ignore")
-for n in (400, 4000):
+for n in SIZES:
     x, y = spiral(n, random_state=0)[0], swiss_roll(n + n // 4, random_state=1)[0]
-    torchgw.solve(x, y, device="cuda", random_state=0)
+    torchgw.solve(x, y, device="cuda", random_state=0, **OPTIONS)
 print(json.dumps(late))
 """
+
+
+def compiled_late(folder, sizes, **options):
+    """List what the main thread compiles in first calls, with an empty cache."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH.replace("SIZES", str(sizes)).replace("OPTIONS", str(options))],
+        env=os.environ | {"TRITON_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.gpu
 def test_default_solves_launch_what_is_listed(tmp_path):
     """With an empty cache nearly all is compiled by threads; ``coldstart --record`` mends it."""
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH],
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    late = json.loads(done.stdout.splitlines()[-1])
+    late = compiled_late(tmp_path, (400, 4000))
     assert len(late) <= 4, late
+
+
+@pytest.mark.gpu
+def test_a_solve_of_a_second_compiles_nothing(tmp_path):
+    assert not compiled_late(tmp_path, (400,), time_limit=1.0, distances="euclidean")

@@ -47,16 +47,20 @@ class Programs:
         # programs hold powers of two
         n, m = (1 << (size - 1).bit_length() for size in problems.shape)
         self._sizes = n, m
-        self._noise = padded(start_noise(problems.shape, problems.device), n, m)
         relaxed = problems.relaxed
         self._kind = (
             problems.device, n, m, problems.linear is None, problems.begin is None,
             relaxed is None, relaxed is None or relaxed.mass is None,
         )  # fmt: skip
 
+    @property
+    def begun(self) -> bool:
+        """Whether they are compiled, or are being."""
+        return self._kind in _compiled
+
     def compile(self) -> Sequence[Event]:
         """Begin to compile them, side by side; tell when each is compiled."""
-        if self._kind not in _compiled:
+        if not self.begun:
             device = self._problems.device
             first_one = torch.zeros(1, dtype=torch.int64, device=device)
             _compiled[self._kind] = compile_together(device, lambda: self._launch(first_one))
@@ -119,19 +123,20 @@ class Programs:
         if problems.begin is not None:
             costs, chosen = problems.begin(numbers)
             begin = padded(costs, *self._sizes), chosen
+        noise = padded(start_noise(problems.shape, problems.device), *self._sizes)
         begun = alpha, linear, begin, (target, first)
         limits = rules.max_iter, rules.inner_max_iter, rules.tol, rules.inner_tol
         fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
         made: Eased | Finished
         if relaxed is None:
-            warm = rough(single, index, *begun, self._noise, (rules.max_iter, fall))
+            warm = rough(single, index, *begun, noise, (rules.max_iter, fall))
             settle(
                 double, single, index, alpha, linear, target, warm,
                 (rules.max_iter, rules.tol, fall),
             )  # fmt: skip
             made = finish(double, index, alpha, linear, target, warm, (*limits, fall))
         else:
-            made = ease(double, single, index, *begun, relaxed, self._noise, limits)
+            made = ease(double, single, index, *begun, relaxed, noise, limits)
         sums = worth(double, index, linear, made.plan, (made.f, made.g))
         return _Made(made, sums, weights, target, relaxed)
 

@@ -9,11 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._batch.engine import solve_linear
 from torchgw._batch.packing import (
     Packed,
     inside_of,
     may_begin,
     natural_scale,
+    on_chip,
     products,
     units,
 )
@@ -26,6 +28,7 @@ from torchgw._search.tabu import has_maps, maps_where_free, matchings_of_many
 from torchgw._starts.alternatives import OTHER, Ends
 from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._starts.coarse import SQUARE_OF_FLOAT32
+from torchgw._tensors.ahead import compile_together
 from torchgw._tensors.operations import EQUAL, straight, sums_of
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
@@ -127,8 +130,15 @@ def compile_programs(packed: Packed, stack: Stack) -> None:
     begun = stack.begun()
     # steps of strict problems may be damped, and starts of relaxed ones are strict at first
     other = begun.damped() if packed.relaxed is None else replace(begun, relaxed=None)
-    for kind in (begun,) if packed.proximal else (packed, begun, other):
-        Programs(kind, stack.rules).compile()
+    kinds = (begun,) if packed.proximal else (packed, begun, other)
+    programs = [Programs(kind, stack.rules) for kind in kinds]
+    if all(each.begun for each in programs):
+        return
+    for each in programs:
+        each.compile()
+    if packed.relaxed is None and on_chip(packed.shape, packed.device):
+        # no iteration, but all that one launches
+        compile_together(packed.device, lambda: solve_linear(begun, 1.0, 0))
 
 
 def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -148,6 +148,7 @@ _begun: list[_Task] = []
 _later: list[tuple[torch.device, Variant]] = []  # for factors of a rank that no solve has had
 _compiled = threading.Event()  # whether a kernel was not in the cache
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
+_waited = threading.local()  # seconds of this thread
 _collected = threading.local()  # launches that this thread collects and does not make
 
 
@@ -158,7 +159,7 @@ def variants() -> tuple[Variant, ...]:
     return tuple(Variant(**json.loads(line)) for line in lines)
 
 
-def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) -> None:
+def compile_beside(device: torch.device, distances: Any, *given: Any) -> None:
     """Begin to compile, once, what a solve launches on a GPU by these distances and inputs."""
     if not _threads(device):
         return
@@ -168,7 +169,8 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         return
     # the smallest recorded solve that is at least half as large, else the largest
     size = next((one for one in recorded if most <= 2 * one), recorded[-1])
-    names = {name for name in distances if isinstance(name, str)}
+    sides = distances if isinstance(distances, (tuple, list)) else (distances,)
+    names = {name for name in sides if isinstance(name, str)}
     wanted = {
         place: variant
         for place, variant in enumerate(variants())
@@ -176,6 +178,12 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
         and (not variant.distances or not names.isdisjoint(variant.distances))
     }
     _compile_listed(device, wanted)
+
+
+def has_compiled(device: torch.device) -> bool:
+    """Whether nothing is compiled for a device, or has been before on this machine."""
+    # a file that `_hash` writes
+    return not _threads(device) or any(_cache().glob("torchgw-*"))
 
 
 def probe_beside(device: torch.device) -> None:
@@ -211,11 +219,16 @@ def compile_together(device: torch.device, work: Callable[[], object]) -> Sequen
         work()
     finally:
         del _collected.launches
-    with _lock:
-        # those that other work launches too are compiled once
-        begun = [_tasks_of(one.kernel, one.arguments, one.options) for one in launches]
-    new = [one for one, tasks in zip(launches, begun, strict=True) if not tasks]
-    told = [task.done for tasks in begun for task in tasks]
+    told, new = list[threading.Event](), list[_Launch]()
+    for one in launches:
+        # those that this or other work launches twice are compiled once
+        with _lock:
+            begun = _tasks_of(one.kernel, one.arguments, one.options)
+        told += [task.done for task in begun]
+        if not begun and not any(
+            one.kernel == other.kernel and other.serves(one.arguments, one.options) for other in new
+        ):
+            new.append(one)
     return [*told, *_begin_to_compile(device, new)]
 
 
@@ -325,7 +338,7 @@ def _hash(files: Any) -> bool:
     looked_at = sorted([*root.rglob("*.py"), *root.glob("_C/libtriton*")])
     seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in looked_at]
     name = hashlib.sha256(repr(seen).encode()).hexdigest()
-    kept = Path(import_module("triton.knobs").cache.dir) / f"torchgw-{name}"
+    kept = _cache() / f"torchgw-{name}"
     try:
         known = kept.read_text(encoding="utf-8")
     except OSError:
@@ -340,6 +353,11 @@ def _hash(files: Any) -> bool:
     return True
 
 
+def _cache() -> Path:
+    """Find where Triton keeps kernels."""
+    return Path(import_module("triton.knobs").cache.dir)
+
+
 def _start(device: torch.device, others: int) -> None:
     """Start a thread that compiles, and starts so many others."""
     threading.Thread(target=_work, args=(device, others), name="torchgw-compile").start()
@@ -352,6 +370,9 @@ def _work(device: torch.device, others: int) -> None:
     while True:
         with _lock:
             if not _waiting or not threading.main_thread().is_alive():
+                for task in _waiting:
+                    # nobody waits for what launches compile themselves
+                    task.done.set()
                 _waiting.clear()
                 return
             task = _waiting.pop(0)
@@ -379,18 +400,27 @@ def _work(device: torch.device, others: int) -> None:
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel on the device of its first argument, a tensor."""
+    begun = perf_counter()
     if not ready(kernel, arguments, options):
         return
     told = logger.isEnabledFor(logging.INFO)
-    before, begun = (_known(kernel), perf_counter()) if told else (0, 0.0)
+    before = _known(kernel) if told else 0
     # Triton itself launches on the current device, wherever the tensors are
     with torch.cuda.device_of(arguments[0]):
         kernel[grid](*arguments, **options)
+    seconds = perf_counter() - begun
+    if seconds > COMPILING:
+        _waited.seconds = waited() + seconds
     if told and _known(kernel) > before:
         logger.info(
             "a launch waited %.2f s for %s, which was compiled or read from the cache on disk",
-            perf_counter() - begun, kernel.__name__,
+            seconds, kernel.__name__,
         )  # fmt: skip
+
+
+def waited() -> float:
+    """Tell how many seconds this thread has waited for kernels that were compiled."""
+    return getattr(_waited, "seconds", 0.0)
 
 
 def _known(kernel: Any) -> int:

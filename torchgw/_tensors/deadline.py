@@ -12,7 +12,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter, process_time
 
+import torch
+
 from torchgw._errors import PerformanceWarning, warn_user
+from torchgw._tensors.ahead import has_compiled, waited
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,11 @@ class _Clock:
         return self.end - self.start
 
     @property
+    def late(self) -> float:
+        """Seconds by which it may end late."""
+        return max(_LATE, _LATE_SHARE * self.whole)
+
+    @property
     def load(self) -> float:
         """How many times as long as its work the call takes, where others use the processor too."""
         passed, used = monotonic() - self.start, process_time() - self.spent
@@ -56,13 +64,28 @@ _clock: ContextVar[_Clock | None] = ContextVar("clock", default=None)
 @contextmanager
 def within(seconds: float | None, *, shared: bool = False) -> Iterator[None]:
     """Let a block end within some seconds from now; ``None`` is any time."""
-    now = monotonic()
+    now, waited_before = monotonic(), waited()
     clock = None if seconds is None else _Clock(now, now + seconds, shared=shared)
     before = _clock.set(clock)
     try:
         yield
     finally:
         _clock.reset(before)
+    if clock is None:
+        return
+    late, compiled = monotonic() - clock.end, waited() - waited_before
+    if late > clock.late >= late - compiled:
+        warn_user(
+            f"`time_limit` was passed by {late:.2g} s, as kernels were compiled for {compiled:.2g} "
+            "s. They are kept for later calls; `torchgw.warmup()` compiles them beforehand.",
+            PerformanceWarning,
+        )
+
+
+def compiles_within(seconds: float | None, device: torch.device) -> bool:
+    """Whether a limit leaves time to compile kernels, should there be none yet."""
+    # one that is no longer than it may be late does not [L1929]
+    return seconds is None or seconds > _LATE or has_compiled(device)
 
 
 def keep(seconds: float) -> None:
@@ -102,9 +125,8 @@ def foresee(seconds: float, what: str) -> None:
     clock = _clock.get()
     if clock is None or clock.told:
         return
-    late = max(_LATE, _LATE_SHARE * clock.whole)
     # what is close to the most that a limit may be late is said too, as a forecast may be off
-    cannot, clock.told = (not leaves(times * seconds - late, last=True) for times in (1, OFF))
+    cannot, clock.told = (not leaves(times * seconds - clock.late, last=True) for times in (1, OFF))
     if clock.told:
         passed = monotonic() - clock.start
         warn_user(
