@@ -81,9 +81,6 @@ class Ending(Followed, Protocol):
     def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
         """Follow plans (k, n, m) of problems (k,), each from a ``first`` epsilon."""
 
-    def descend(self, which: Tensor, plans: Tensor) -> Ends:
-        """Lead plans (k, n, m) of problems (k,) down until they stay."""
-
 
 class Population(NamedTuple):
     """Different optima of B problems."""
@@ -236,11 +233,6 @@ def follow_starts(
     if rounds and (blurred is not None or (checked and bool(found.agreed))):
         found = exchange(stack, given, found, families)
     members = found.members.alone()
-    # solves go on from there: what has not settled leads twins of a problem to different optima
-    if len(members.plans) and not is_over():
-        lowest = stack.descend(alone[:1], members.plans[:1])
-        for mine, its in zip(members, lowest, strict=False):
-            mine[:1] = its
     names = [name_of(origin, labels) for origin in members.origins.tolist()]
     return Found(
         names, members.plans[:, : len(a), : len(b)], members.objectives.tolist(),

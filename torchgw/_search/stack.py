@@ -204,10 +204,6 @@ class Stack:
         share = (1 - alpha) / alpha * (1 / mass - 1)
         return costs + share[:, None, None] * self.problems.linear(which)
 
-    def descend(self, which: Tensor, plans: Tensor) -> Ends:
-        """Lead plans (k, n, m) of problems (k,) down until they stay."""
-        return descend(self, which, plans)[0]
-
     def rows(self, which: Tensor) -> Tensor:
         """Count the rows of plans that belong to points, (k,)."""
         return self.problems.x.sizes[self.problems.i[which]]

@@ -454,10 +454,6 @@ class _Solves(NamedTuple):
         numbers = torch.tensor([objectives, values], dtype=torch.float64, device="cpu")
         return Ends(torch.stack(tables), *numbers)
 
-    def descend(self, which: Tensor, plans: Tensor) -> Ends:
-        """Solve again from plans where solves have ended."""
-        return self.follow(which, plans)
-
     def _solve(self, guess: Guess) -> tuple[Tensor, float, float]:
         """Solve from a start; give the plan, its objective and that without entropy."""
         strategy = self.strategy
