@@ -260,8 +260,8 @@ WHY_EDGES = (
     "an `init` that you know."
 )
 WHY_UNMATCHED = (
-    "The plan sends few of the edges of X to edges of Y, and no match of these alone keeps nearly all; "
-    "there may be a better optimum. Pass an `init` that you know."
+    "The plan sends few of the edges of X to edges of Y, and no match of these alone keeps nearly "
+    "all; there may be a better optimum. Pass an `init` that you know."
 )
 WHY_OPEN = {
     "auto": "Starts, followed on all points, did not agree on an optimum ({count} of them); there "
