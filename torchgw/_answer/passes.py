@@ -56,6 +56,7 @@ from torchgw._starts.alternatives import (
     WHY_RELAXED,
     WHY_SINGLE,
     WHY_TIME,
+    WHY_UNMATCHED,
     Alternative,
     End,
     Ends,
@@ -653,9 +654,9 @@ def _by_match(incumbent: Incumbent, match: GivenMatch) -> None:
     more += epsilon * (outcome.ending.evaluation.kl - math.log(problem.source.n))
     noise = math.hypot(own.standard_error, match.value.standard_error)
     if more > ERRORS * noise:
-        incumbent.lowest = end_at_match(incumbent.asked, match, outcome.recorder, WHY_EDGES)
+        incumbent.lowest = end_at_match(incumbent.asked, match, outcome.recorder, WHY_UNMATCHED)
     elif keeps < match.kept:
-        incumbent.doubt(WHY_EDGES)
+        incumbent.doubt(WHY_UNMATCHED)
     elif outcome.search is not None and not outcome.search.alternatives:
         incumbent.doubt(WHY_SINGLE["thorough"])
 

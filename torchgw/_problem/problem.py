@@ -608,7 +608,7 @@ class Facts(NamedTuple):
     clouds: bool  # whether either side is measured straight between points
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
-    edges: int = 0  # edges of the emptier of two graphs stored on a CPU
+    edges: int = 0  # edges of the emptier of two graphs, given or stored on a CPU
     # whether paths in two graphs are compared, or few entries matter, which tell of edges
     hops: bool = False
     restricted: bool = False  # whether some pairs may hold no mass
@@ -620,8 +620,11 @@ class Facts(NamedTuple):
     epsilon: float = float("nan")
 
     @classmethod
-    def of(cls, problem: Problem, rule: MarginalRule | None, *, graphs: bool = False) -> "Facts":
-        """Read those that cost nothing; the scale is known once the gradient is."""
+    def of(cls, problem: Problem, rule: MarginalRule | None, *, given: int = 0) -> "Facts":
+        """Read those that cost nothing; the scale is known once the gradient is.
+
+        ``given`` are the edges of the emptier of two graphs, in both directions.
+        """
         source, target, linear = problem.source, problem.target, problem.linear
         crossed, (edges, hops) = problem.crossed() or (), _edges(source, target)
         found = [side.factors() for side in crossed] or [None, None]
@@ -638,7 +641,8 @@ class Facts(NamedTuple):
             restricted=problem.support is not None or problem.restriction is not None,
             one_plan=rule is None and problem.has_one_plan,
             listed=0.0 if problem.restriction is None else problem.restriction.work(),
-            sparse=_is_sparse(source, target), edges=edges, hops=graphs or hops,
+            sparse=_is_sparse(source, target), edges=edges or given,
+            hops=given > 0 or hops,
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

@@ -18,7 +18,7 @@ from torchgw._gradients.contract import QuadraticValue
 from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import Problem, weigh_alike
+from torchgw._problem.problem import Problem
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions, seconds_of_candidates
 from torchgw._starts.graphs import Array, Edges
 from torchgw._tensors.deadline import is_over, leaves
@@ -73,21 +73,6 @@ def match_given(
     certain = kept >= limits.kept_edges and connects(near, far, partners, limits.kept_edges)
     value = _value((first, second), plan)
     return GivenMatch((near, far), (first, second), plan, kept, value, certain)
-
-
-def matches_given(
-    problem: Problem, graphs: tuple[Geodesics | None, Geodesics | None]
-) -> tuple[Geodesics, Geodesics] | None:
-    """Return graphs that are matched by their edges: too large for stored paths, of one size."""
-    source, target = graphs
-    large = problem.source.n * problem.target.n > limits_of(problem.source.device).subsample
-    plain = problem.linear is None and problem.support is None and problem.restriction is None
-    plain &= problem.loss.is_square and problem.alpha == 1
-    alike = problem.source.n == problem.target.n and weigh_alike(problem.marginals)
-    if source is None or target is None or not (large and plain and alike):
-        return None
-    stored = any(side.matrix() is not None for side in problem.sides)
-    return None if stored else (source, target)
 
 
 def kept_share(near: Edges, far: Edges, partners: Tensor) -> float:

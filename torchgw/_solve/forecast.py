@@ -14,7 +14,7 @@ import torch
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
-from torchgw._search.beliefs import LONG, seconds_of_regions
+from torchgw._search.beliefs import LONG, seconds_of_candidates, seconds_of_regions
 from torchgw._search.optima import KEPT
 from torchgw._search.world import SOON
 from torchgw._sinkhorn.annealing import INNER_ITERATIONS
@@ -208,6 +208,11 @@ class Forecast(NamedTuple):
             seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
             times *= strict_too
         return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
+
+    def matched(self, usual: float, longer: float) -> tuple[float, float]:
+        """Model what a match of the edges takes, and what if a solve follows."""
+        seconds = slowness() * _START + seconds_of_candidates(self.facts.edges)
+        return seconds, seconds + max(usual, longer)
 
     def disagreeing(self, longer: float, moves: Collection[str]) -> float:
         """Model the most that a search on all points takes, given what one like this does."""

@@ -18,8 +18,8 @@ from torchgw._plans.given import SparsePlan, StoredPlan
 from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import Problem
-from torchgw._search.given_graphs import GivenMatch, match_given, matches_given
+from torchgw._problem.problem import Problem, weigh_alike
+from torchgw._search.given_graphs import GivenMatch, match_given
 from torchgw._search.optima import Searched
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, MET, Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
@@ -54,7 +54,7 @@ from torchgw._solve.resolution import (
     solve_on_cells,
     to_all_points,
 )
-from torchgw._solve.route import KEEPS_ALL, Route
+from torchgw._solve.route import KEEPS_ALL, Route, matches_large
 from torchgw._solve.state import (
     RESOLVED,
     Checkpoint,
@@ -349,15 +349,17 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
 
 def match_by_edges(asked: Asked, recorder: Recorder) -> GivenMatch | None:
     """Match two large graphs by their edges, where nothing asks for another plan."""
-    problem, options = asked.problem, asked.options
-    usual = options.epsilon == "auto" and options.gradient == "auto" and options.rule is None
-    usual &= options.n_init is None and options.search != "fast" and not options.differentiable
-    alone = options.ranks is None and asked.checkpoint is None
-    graphs = matches_given(problem, asked.graphs)
-    if graphs is None or not (usual and alone and searchable(problem, asked.init, options)):
+    problem, graphs = asked.problem, asked.graphs
+    if graphs[0] is None or graphs[1] is None or asked.checkpoint is not None:
+        return None
+    if not (weigh_alike(problem.marginals) and searchable(problem, asked.init, asked.options)):
+        return None
+    strategy = strategy_of(asked)
+    limits = limits_of(problem.source.device)
+    if not matches_large(strategy.facts, strategy.options, limits):
         return None
     with recorder.timed("multistart"):
-        return match_given(problem, graphs, asked.scales)
+        return match_given(problem, (graphs[0], graphs[1]), asked.scales)
 
 
 def end_at_match(asked: Asked, match: GivenMatch, recorder: Recorder, doubt: str = "") -> Outcome:
@@ -606,10 +608,11 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
 
 def strategy_of(asked: Asked) -> Strategy:
     """Choose how a problem is solved, and go no further."""
-    graphs = None not in asked.graphs
+    given = [len(graph.edges.vertex) for graph in asked.graphs if graph is not None]
     return choose_strategy(
-        asked.problem, asked.options, init=named_start(asked.init), graphs=graphs
-    )
+        asked.problem, asked.options, init=named_start(asked.init),
+        given=min(given) if len(given) == len(asked.graphs) else 0,
+    )  # fmt: skip
 
 
 class Followed(NamedTuple):

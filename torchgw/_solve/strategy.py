@@ -191,12 +191,12 @@ class Strategy:
 
 
 def choose_strategy(
-    problem: Problem, options: Options, *, init: str = "", graphs: bool = False
+    problem: Problem, options: Options, *, init: str = "", given: int = 0
 ) -> Strategy:
     """Choose the route of a problem, and its epsilon; refuse what cannot be met."""
-    # ``init`` names what was passed as a start, and ``graphs`` says that paths in two were.
+    # ``init`` names what was passed as a start; ``given`` are edges of graphs whose paths were.
     limits = limits_of(problem.source.device)
-    facts = Facts.of(problem, options.rule, graphs=graphs)
+    facts = Facts.of(problem, options.rule, given=given)
     gradient = choose_gradient(facts, options, limits)
     stored = {
         "this gradient": gradient.chosen == "dense",

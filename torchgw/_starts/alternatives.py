@@ -267,6 +267,10 @@ WHY_EDGES = (
     "not agree on how; there may be a better optimum. Pass search='thorough' to search longer, or "
     "an `init` that you know."
 )
+WHY_UNMATCHED = (
+    "The plan sends few of the edges of X to edges of Y, and no match of these alone keeps nearly "
+    "all; there may be a better optimum. Pass an `init` that you know."
+)
 WHY_OPEN = {
     "auto": "Starts, followed on all points, did not agree on an optimum ({count} of them); there "
     "may be a better one. See `result.trials`; pass search='thorough' to search longer.",
