@@ -12,13 +12,17 @@ from torch import Tensor
 from torchgw._batch.packing import Packed, inside_of, natural_scale, products, units
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
-from torchgw._search.optima import LEAST_EPSILON
+from torchgw._problem.problem import MarginalRule, Problem, stored_matrix
+from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, follow_all
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free, matchings_of_many
-from torchgw._starts.alternatives import OTHER, Ends
+from torchgw._sinkhorn.choose import batch_solver
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._starts.alternatives import OTHER, Ends, all_sent_apart
 from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
-from torchgw._starts.coarse import SQUARE_OF_FLOAT32
+from torchgw._starts.coarse import SQUARE_OF_FLOAT32, represent
+from torchgw._starts.guesses import congruent_pairs
 from torchgw._tensors.operations import EQUAL, straight, sums_of
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
@@ -26,6 +30,9 @@ from torchgw._tensors.operations import EQUAL, straight, sums_of
 _MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
 # Matchings that are followed. [L1850]
 _MATCHINGS = 8
+# Plans of few points from which a larger problem is solved, and the epsilon at which, as a share of
+# the natural scale. [L1932]
+TOLD, TOLD_AT = 2, 0.01
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
@@ -44,6 +51,53 @@ class Searched(NamedTuple):
         near = objectives.isfinite() & (objectives - lowest <= _NEAR * lowest.abs())
         problem, place = near.nonzero().T
         return problem, place
+
+
+class Told(NamedTuple):
+    """What few points tell of one problem."""
+
+    plans: Tensor  # (TOLD, n, m) to begin at, float64 on the host
+    ambiguity: float  # as of a single solve
+    certain: bool  # whether starts agreed on the first of the plans
+
+
+def ask_few_points(
+    stack: Stack, problem: Problem, epsilon: float, rule: MarginalRule | None
+) -> Told:
+    """Follow the starts of a single solve between few points, and keep the lowest optima.
+
+    Of a relaxed problem one plan is between points at equal distances: they tell what is shared.
+    """
+    coarse = represent(problem)
+    # batches hold no problem that is too large for that
+    assert coarse is not None
+    few, target = coarse.problem, max(epsilon, LEAST_EPSILON * coarse.scale)
+    labels, judged = follow_all(coarse, target, DEFAULT_STARTS, batch_solver(EagerBackend()))
+    plans, values = judged.rounded, judged.table[:, 0]
+    product = torch.outer(*few.weights)
+    objectives = values + target * torch.special.xlogy(plans, plans / product).sum((1, 2))
+    # a start whose epsilon falls in two ways knows of itself
+    names = [label.removesuffix(", ladder") for label in labels]
+    ends = Ends(plans[None], objectives[None], values[None])
+    found = improve(stack, ends, 0, [1 + names.index(name) for name in names])
+    lowest = found.members.alone()
+    begun = plans.new_zeros(TOLD, *problem.shape)
+    places = torch.arange(TOLD, device="cpu").clamp_(max=len(lowest.plans) - 1)
+    begun[:, few.source.indices[:, None], few.target.indices] = lowest.plans[places]
+    if rule is not None:
+        generator = torch.Generator("cpu").manual_seed(0)
+        tables = [stored_matrix(side) for side in problem.sides]
+        pairs = congruent_pairs(*tables, problem.marginals, rule.share, 1, generator)
+        for plan in pairs.plans(*problem.shape):
+            begun[-1] = plan
+    nothing, other = few.rounding(), all_sent_apart(few, lowest.plans)[0] > OTHER
+    second = float(lowest.values.where(other, torch.inf).amin())
+    best, second = (
+        max(nothing, value - coarse.floor) for value in (float(lowest.values[0]), second)
+    )
+    ambiguity = min(best / second, 1.0) if second > 0 else 1.0
+    certain = bool(found.agreed) or int(found.met) >= AGREEING or ambiguity < STANDS_OUT
+    return Told(begun, ambiguity, certain)
 
 
 class Starts:

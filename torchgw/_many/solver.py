@@ -21,17 +21,21 @@ from torchgw._boundary.checks import first_of
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
-from torchgw._many.search import Starts, search, stack_of
+from torchgw._many.search import TOLD, TOLD_AT, Starts, Told, ask_few_points, search, stack_of
 from torchgw._problem.limits import limits_of
+from torchgw._problem.problem import Problem, check_marginal_rule
 from torchgw._problem.table import Options
 from torchgw._search.stack import Stack, descend, linear_solutions
 from torchgw._sinkhorn.annealing import MET
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.state import Status
 from torchgw._starts.alternatives import AGREED, Ends
 from torchgw._starts.chain import BETTER, GUESS_EPSILON
 from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.operations import EQUAL, straight, sums_of
 from torchgw._tensors.ranks import Ranks
+from torchgw._typing import Marginals
+from torchgw.distances.precomputed import PrecomputedDistance
 
 # The status that each code in ``Numbers.status`` stands for.
 STATUSES = tuple(Status)
@@ -211,8 +215,13 @@ class _Group:
     ) -> None:
         shelves = asked.shelves
         self.asked, self.sizes, self.numbers, self.device = asked, sizes, numbers, device
-        # entries of a search are made when their starts are
-        self.starts = asked.n_init or 1
+        # of small problems all plans are searched, whose entries are made when their starts are; a
+        # GPU would wait for few points
+        self.small = math.prod(sizes) <= limits_of(device).tiny
+        asks = asked.n_init is None and not self.small and device.type == "cpu"
+        self.starts = 1 + TOLD if asks else asked.n_init or 1
+        # what few points tell of each, if they are asked
+        self.told: list[Told] | None = [] if asks else None
         first, second = asked.i[numbers], asked.j[numbers]
         # problems whose sides are exchanged, so that the smaller one comes first
         self.turned = shelves.padded[first] != sizes[0]
@@ -239,11 +248,12 @@ class _Group:
         if asked.wanted.relaxed(len(asked))[numbers[0]]:
             held = asked.wanted.of(numbers, self.turned)[:2]
             relaxed = Relaxed(*(None if part is None else self._spread(part) for part in held))
+        begin = self._first_costs if self.told is None else self._told_costs
         return Packed(
             *self.stacks, self.i, self.j, self._spread(asked.alpha[numbers]),
             self._spread(asked.epsilon[numbers]),
-            torch.where(self.kinds == 0, 1.0, GUESS_EPSILON).double(), linear,
-            self._first_costs if self.starts > 1 else None, relaxed, self.proximal,
+            torch.where(self.kinds == 0, 1.0, GUESS_EPSILON if self.told is None else TOLD_AT)
+            .double(), linear, begin if self.starts > 1 else None, relaxed, self.proximal,
         )  # fmt: skip
 
     def blocks(self) -> Iterator[_Group]:
@@ -306,6 +316,36 @@ class _Group:
         cost = straight(x, y).square_()
         return cost, kind > 0
 
+    def ask_few_points(self) -> None:
+        """Ask few points of each problem where to begin."""
+        assert self.told is not None
+        asked, packed = self.asked, self.packed()
+        stack, spaces = stack_of(packed), asked.shelves.spaces
+        for place, number in enumerate(self.numbers.tolist()):
+            entry = torch.tensor([place * self.starts], device=self.device)
+            sides = [spaces[side[place]] for side in (self.rows, self.columns)]
+            shape, linear = [len(side.table) for side in sides], None
+            if packed.linear is not None:
+                linear = DenseCost(packed.linear(entry)[0, : shape[0], : shape[1]])
+            problem = Problem(
+                *(PrecomputedDistance.unchecked(side.table) for side in sides),
+                Marginals(*(side.weights for side in sides)), float(asked.alpha[number]), linear,
+            )  # fmt: skip
+            rule = check_marginal_rule(**asked.wanted.marginals(number))
+            epsilon = float(stack.problems.epsilon[entry])
+            self.told.append(ask_few_points(stack, problem, epsilon, rule))
+
+    def _told_costs(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Linearise at plans of few points, and tell whose start that is."""
+        assert self.told is not None
+        plans, kind = self._no_costs(entries), self.kinds[entries]
+        for place, start in enumerate(kind.tolist()):
+            if start:
+                plan = self.told[entries[place] // self.starts].plans[start - 1]
+                plans[place, : plan.shape[0], : plan.shape[1]] = plan
+        costs, _ = stack_of(self.packed()).beginning(entries, plans)(torch.arange(len(entries)))
+        return costs, kind > 0
+
     def rules(self) -> Rules:
         """Say when problems end."""
         rules = self.asked.rules
@@ -334,12 +374,17 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    small = math.prod(group.sizes) <= limits_of(group.device).tiny
-    if group.asked.n_init is not None or not small:
+    if group.asked.n_init is None and (group.small or group.told is not None):
+        for block in group.blocks():
+            (_search_block if block.small else _solve_told)(block, found, keep)
+    else:
         _solve_starts(group, found, keep)
-        return
-    for block in group.blocks():
-        _search_block(block, found, keep)
+
+
+def _solve_told(group: _Group, found: Numbers, keep: Keep | None) -> None:
+    """Solve some problems as from a single start, and from where few points tell."""
+    group.ask_few_points()
+    _solve_starts(group, found, keep)
 
 
 def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -365,9 +410,28 @@ def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
     winner = objectives.where(~objectives.isnan(), math.inf).argmin(1)
     taken = torch.arange(count, device=device) * starts + winner
     numbers = Numbers(*(part[taken] for part in group.numbers_of(solved)))
-    if group.asked.n_init is None:
+    if group.told is not None:
+        numbers = _compared(group, numbers, objectives, taken)
+    elif group.asked.n_init is None:
         numbers = numbers._replace(doubtful=torch.full_like(numbers.doubtful, UNSEARCHED))
     found.put(torch.from_numpy(group.numbers).to(device), numbers)
+
+
+def _compared(group: _Group, numbers: Numbers, objectives: Tensor, taken: Tensor) -> Numbers:
+    """Doubt answers of problems on whose optimum their starts (B, k) did not agree."""
+    assert group.told is not None
+    packed, lowest = group.packed(), numbers.objective[:, None]
+    agree = objectives <= lowest + AGREED * lowest.abs()
+    if packed.relaxed is not None:
+        # few points know nothing of other masses
+        doubtful = ~agree.all(1)
+    else:
+        certain = torch.tensor([told.certain for told in group.told], device=group.device)
+        doubtful = ~(certain & agree[:, 1])
+        ambiguity = [told.ambiguity for told in group.told]
+        numbers = numbers._replace(ambiguity=numbers.ambiguity.new_tensor(ambiguity))
+    doubtful = doubtful & ~_cost_nothing(numbers, packed, taken)
+    return numbers._replace(doubtful=doubtful.long())
 
 
 def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -449,7 +513,7 @@ def _cost_nothing(numbers: Numbers, packed: Packed, every: Tensor) -> Tensor:
     kept = _converged(numbers)
     if packed.relaxed is not None and packed.relaxed.rho is not None:
         # a penalty may have been paid
-        rho = packed.relaxed.rho
+        rho = packed.relaxed.rho[every]
         kept = kept & ((rho == 0) | rho.isinf()).all(1)
     return kept & (numbers.value_quad <= EQUAL * natural_scale(packed, every, None))
 
@@ -535,7 +599,7 @@ def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:
 
 def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | None) -> None:
     """Solve a problem that is too large for the engine, or searched as a single one is."""
-    epsilon, thorough = float(asked.epsilon[number]), asked.search == "thorough"
+    epsilon, searched = float(asked.epsilon[number]), asked.n_init is None
     with warnings.catch_warnings():
         # one warning for all problems comes at the end
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -543,13 +607,10 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
         result = solve(
             **asked.arguments(number), **asked.wanted.sharpness(number),
             epsilon="auto" if math.isnan(epsilon) else epsilon,
-            n_init=None if thorough else asked.n_init or 1,
-            search="auto" if thorough else "fast", random_state=0,
+            n_init=asked.n_init, search="auto" if searched else "fast", random_state=0,
             options=Options(**asked.rules._asdict()),
         )  # fmt: skip
-    doubtful = UNSEARCHED
-    if thorough or asked.n_init is not None:
-        doubtful = (ALONE if thorough else 1) if result.doubt else 0
+    doubtful = (ALONE if searched else 1) if result.doubt else 0
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
         result.epsilon, result.ambiguity, STATUSES.index(result.status), result.n_iters,

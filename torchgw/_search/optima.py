@@ -186,6 +186,25 @@ def _iterate(
     return batch
 
 
+def follow_all(
+    coarse: Coarsened,
+    target: float,
+    count: int,
+    solve: BatchSolver,
+    call: Call = call_directly,
+) -> tuple[tuple[str, ...], Judged]:
+    """Follow so many starts between few points to a target; return their names and their ends."""
+    hints = find_hints(coarse.problem)
+    starts = make_starts(
+        coarse.scale, target, count, _ITERATIONS, hints.x_axes.shape[1],
+        linear=coarse.problem.linear is not None,
+    )  # fmt: skip
+    device, size = hints.apart.device, max(coarse.problem.base.shape)
+    upload = starts.rotations.to(device), starts.epsilons.to(device)
+    search = partial(search_all, solve, count)
+    return starts.labels, call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
+
+
 def judge(coarse: CoarseProblem, batch: BatchPlans) -> Judged:
     """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
     rounded = round_to_marginals(batch.plans.double(), *coarse.weights)
@@ -278,15 +297,7 @@ def find_optima(
         labels = before[1].labels
         judged = call("judge", judge, coarse.problem, before[1].batch, in_place=1)
     else:
-        hints = find_hints(coarse.problem)
-        starts = make_starts(
-            coarse.scale, target, count, _ITERATIONS, hints.x_axes.shape[1],
-            linear=coarse.problem.linear is not None,
-        )  # fmt: skip
-        labels, device = starts.labels, hints.apart.device
-        upload = starts.rotations.to(device), starts.epsilons.to(device)
-        search = partial(search_all, solve, count)
-        judged = call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
+        labels, judged = follow_all(coarse, target, count, solve, call)
     found = _distinct(judged, labels)
     if chains and _is_open(coarse, found.values, limits.left_open) and not is_over():
         found = _with_chains(coarse, found, chains, target, solve)
