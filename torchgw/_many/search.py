@@ -19,8 +19,8 @@ from torchgw._search.stack import Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free, matchings_of_many
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._starts.alternatives import OTHER, Ends, all_sent_apart
-from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
+from torchgw._starts.alternatives import OTHER, Ends, different_optima
+from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT, Trial
 from torchgw._starts.coarse import SQUARE_OF_FLOAT32, represent
 from torchgw._starts.guesses import congruent_pairs
 from torchgw._tensors.operations import EQUAL, straight, sums_of
@@ -80,22 +80,23 @@ def ask_few_points(
     names = [label.removesuffix(", ladder") for label in labels]
     ends = Ends(plans[None], objectives[None], values[None])
     found = improve(stack, ends, 0, [1 + names.index(name) for name in names])
-    lowest = found.members.alone()
+    lowest, there = found.members, int(found.members.objectives.isfinite().sum())
     begun = plans.new_zeros(TOLD, *problem.shape)
-    places = torch.arange(TOLD, device="cpu").clamp_(max=len(lowest.plans) - 1)
-    begun[:, few.source.indices[:, None], few.target.indices] = lowest.plans[places]
+    places = torch.arange(TOLD, device="cpu").clamp_(max=max(0, there - 1))
+    begun[:, few.source.indices[:, None], few.target.indices] = lowest.plans[0, places]
     if rule is not None:
         generator = torch.Generator("cpu").manual_seed(0)
-        tables = [stored_matrix(side) for side in problem.sides]
-        pairs = congruent_pairs(*tables, problem.marginals, rule.share, 1, generator)
+        x, y = (stored_matrix(side) for side in problem.sides)
+        pairs = congruent_pairs(x, y, problem.marginals, rule.share, 1, generator)
         for plan in pairs.plans(*problem.shape):
             begun[-1] = plan
-    nothing, other = few.rounding(), all_sent_apart(few, lowest.plans)[0] > OTHER
-    second = float(lowest.values.where(other, torch.inf).amin())
-    best, second = (
-        max(nothing, value - coarse.floor) for value in (float(lowest.values[0]), second)
-    )
-    ambiguity = min(best / second, 1.0) if second > 0 else 1.0
+    trials = [
+        Trial(labels[origin], target, objective, value, math.nan, "refined")
+        for origin, objective, value in zip(
+            *(part[0, :there].tolist() for part in (lowest.origins, *lowest[1:3])), strict=True
+        )
+    ]
+    _, ambiguity = different_optima(coarse, trials, lowest.plans[0, :there], problem.shape)
     certain = bool(found.agreed) or int(found.met) >= AGREEING or ambiguity < STANDS_OUT
     return Told(begun, ambiguity, certain)
 
@@ -188,7 +189,7 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         strict_plans = strict.plans.view(count, -1, *balls.shape[2:])
         more = torch.cat([strict_plans, balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
-        groups += _maps(stack, plans)
+        groups += follow_maps(stack, plans)
     if len(alike):
         # the others have no such end, and an infinite objective there
         nowhere = plans.new_full((count, _MATCHINGS), math.inf)
@@ -236,7 +237,7 @@ def _matchings(stack: Stack, every: Tensor) -> tuple[Tensor, Tensor]:
     return which.repeat_interleave(_MATCHINGS), matched.flatten(0, 1)
 
 
-def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
+def follow_maps(stack: Stack, plans: Tensor) -> list[Ends]:
     """Follow the best map of each problem whose one side is strict and the other free."""
     # As a search of one problem does; the others have no such end, and an infinite objective there.
     problems, every = stack.problems, torch.arange(len(plans), device=plans.device)

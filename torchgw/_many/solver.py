@@ -21,7 +21,15 @@ from torchgw._boundary.checks import first_of
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
-from torchgw._many.search import TOLD, TOLD_AT, Starts, Told, ask_few_points, search, stack_of
+from torchgw._many.search import (
+    TOLD,
+    TOLD_AT,
+    Starts,
+    ask_few_points,
+    follow_maps,
+    search,
+    stack_of,
+)
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, check_marginal_rule
 from torchgw._problem.table import Options
@@ -215,13 +223,8 @@ class _Group:
     ) -> None:
         shelves = asked.shelves
         self.asked, self.sizes, self.numbers, self.device = asked, sizes, numbers, device
-        # of small problems all plans are searched, whose entries are made when their starts are; a
-        # GPU would wait for few points
-        self.small = math.prod(sizes) <= limits_of(device).tiny
-        asks = asked.n_init is None and not self.small and device.type == "cpu"
-        self.starts = 1 + TOLD if asks else asked.n_init or 1
-        # what few points tell of each, if they are asked
-        self.told: list[Told] | None = [] if asks else None
+        # entries of a search are made when their starts are
+        self.starts = asked.n_init or 1
         first, second = asked.i[numbers], asked.j[numbers]
         # problems whose sides are exchanged, so that the smaller one comes first
         self.turned = shelves.padded[first] != sizes[0]
@@ -248,12 +251,11 @@ class _Group:
         if asked.wanted.relaxed(len(asked))[numbers[0]]:
             held = asked.wanted.of(numbers, self.turned)[:2]
             relaxed = Relaxed(*(None if part is None else self._spread(part) for part in held))
-        begin = self._first_costs if self.told is None else self._told_costs
         return Packed(
             *self.stacks, self.i, self.j, self._spread(asked.alpha[numbers]),
             self._spread(asked.epsilon[numbers]),
-            torch.where(self.kinds == 0, 1.0, GUESS_EPSILON if self.told is None else TOLD_AT)
-            .double(), linear, begin if self.starts > 1 else None, relaxed, self.proximal,
+            torch.where(self.kinds == 0, 1.0, GUESS_EPSILON).double(), linear,
+            self._first_costs if self.starts > 1 else None, relaxed, self.proximal,
         )  # fmt: skip
 
     def blocks(self) -> Iterator[_Group]:
@@ -316,35 +318,19 @@ class _Group:
         cost = straight(x, y).square_()
         return cost, kind > 0
 
-    def ask_few_points(self) -> None:
-        """Ask few points of each problem where to begin."""
-        assert self.told is not None
-        asked, packed = self.asked, self.packed()
-        stack, spaces = stack_of(packed), asked.shelves.spaces
-        for place, number in enumerate(self.numbers.tolist()):
-            entry = torch.tensor([place * self.starts], device=self.device)
-            sides = [spaces[side[place]] for side in (self.rows, self.columns)]
-            shape, linear = [len(side.table) for side in sides], None
-            if packed.linear is not None:
-                linear = DenseCost(packed.linear(entry)[0, : shape[0], : shape[1]])
-            problem = Problem(
-                *(PrecomputedDistance.unchecked(side.table) for side in sides),
-                Marginals(*(side.weights for side in sides)), float(asked.alpha[number]), linear,
-            )  # fmt: skip
-            rule = check_marginal_rule(**asked.wanted.marginals(number))
-            epsilon = float(stack.problems.epsilon[entry])
-            self.told.append(ask_few_points(stack, problem, epsilon, rule))
-
-    def _told_costs(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Linearise at plans of few points, and tell whose start that is."""
-        assert self.told is not None
-        plans, kind = self._no_costs(entries), self.kinds[entries]
-        for place, start in enumerate(kind.tolist()):
-            if start:
-                plan = self.told[entries[place] // self.starts].plans[start - 1]
-                plans[place, : plan.shape[0], : plan.shape[1]] = plan
-        costs, _ = stack_of(self.packed()).beginning(entries, plans)(torch.arange(len(entries)))
-        return costs, kind > 0
+    def problem(self, place: int, packed: Packed) -> Problem:
+        """Make one problem as the engine sees it, without its padding."""
+        spaces = self.asked.shelves.spaces
+        source, target = (spaces[side[place]] for side in (self.rows, self.columns))
+        n, m = len(source.table), len(target.table)
+        linear = None
+        if packed.linear is not None:
+            linear = DenseCost(packed.linear(torch.tensor([place]))[0, :n, :m])
+        return Problem(
+            PrecomputedDistance.unchecked(source.table),
+            PrecomputedDistance.unchecked(target.table),
+            Marginals(source.weights, target.weights), float(packed.alpha[place]), linear,
+        )  # fmt: skip
 
     def rules(self) -> Rules:
         """Say when problems end."""
@@ -374,17 +360,13 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    if group.asked.n_init is None and (group.small or group.told is not None):
-        for block in group.blocks():
-            (_search_block if block.small else _solve_told)(block, found, keep)
-    else:
+    small = math.prod(group.sizes) <= limits_of(group.device).tiny
+    # a GPU would wait for few points
+    if group.asked.n_init is not None or not (small or group.device.type == "cpu"):
         _solve_starts(group, found, keep)
-
-
-def _solve_told(group: _Group, found: Numbers, keep: Keep | None) -> None:
-    """Solve some problems as from a single start, and from where few points tell."""
-    group.ask_few_points()
-    _solve_starts(group, found, keep)
+        return
+    for block in group.blocks():
+        (_search_block if small else _ask_block)(block, found, keep)
 
 
 def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -410,28 +392,39 @@ def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
     winner = objectives.where(~objectives.isnan(), math.inf).argmin(1)
     taken = torch.arange(count, device=device) * starts + winner
     numbers = Numbers(*(part[taken] for part in group.numbers_of(solved)))
-    if group.told is not None:
-        numbers = _compared(group, numbers, objectives, taken)
-    elif group.asked.n_init is None:
+    if group.asked.n_init is None:
         numbers = numbers._replace(doubtful=torch.full_like(numbers.doubtful, UNSEARCHED))
     found.put(torch.from_numpy(group.numbers).to(device), numbers)
 
 
-def _compared(group: _Group, numbers: Numbers, objectives: Tensor, taken: Tensor) -> Numbers:
-    """Doubt answers of problems on whose optimum their starts (B, k) did not agree."""
-    assert group.told is not None
-    packed, lowest = group.packed(), numbers.objective[:, None]
-    agree = objectives <= lowest + AGREED * lowest.abs()
-    if packed.relaxed is not None:
-        # few points know nothing of other masses
-        doubtful = ~agree.all(1)
-    else:
-        certain = torch.tensor([told.certain for told in group.told], device=group.device)
-        doubtful = ~(certain & agree[:, 1])
-        ambiguity = [told.ambiguity for told in group.told]
-        numbers = numbers._replace(ambiguity=numbers.ambiguity.new_tensor(ambiguity))
-    doubtful = doubtful & ~_cost_nothing(numbers, packed, taken)
-    return numbers._replace(doubtful=doubtful.long())
+def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
+    """Solve some problems as without a search, and from where few points of each tell."""
+    packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
+    plain, stack = _solved(group, packed, every), stack_of(packed)
+    told = []
+    for place, number in enumerate(group.numbers.tolist()):
+        rule = check_marginal_rule(**group.asked.wanted.marginals(number))
+        epsilon = float(stack.problems.epsilon[place])
+        told.append(ask_few_points(stack, group.problem(place, packed), epsilon, rule))
+    problem = every.repeat_interleave(TOLD)
+    first = torch.full_like(packed.first[problem], TOLD_AT)
+    plans = torch.stack([stack.padded(one.plans) for one in told])
+    for mapped in follow_maps(stack, plain.ends.plan) if packed.relaxed else []:
+        there = mapped.objectives.isfinite()
+        plans[there, -1] = mapped.plans[there]
+    begin = stack.beginning(problem, plans.flatten(0, 1))
+    others = _solved(group, packed.again(problem, first, begin), problem)
+    best = plain.beside(others)
+    taken = _lowest(best, group.rules(), len(every))
+    lowest = best.numbers.objective[taken, None]
+    ends = others.numbers.objective.view(len(every), TOLD)
+    agree = torch.cat([plain.numbers.objective[:, None], ends], 1) - lowest <= AGREED * lowest.abs()
+    ambiguity, certain = torch.full_like(packed.alpha, math.nan), agree.all(1)
+    if packed.relaxed is None:
+        # of other masses few points would know nothing
+        ambiguity = torch.tensor([one.ambiguity for one in told], dtype=torch.float64)
+        certain = agree[:, 1] & torch.tensor([one.certain for one in told])
+    _hand_over(group, packed, best.of(taken), ambiguity, ~certain, found, keep)
 
 
 def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -455,17 +448,29 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
             best = best.beside(_solved(group, begun, problem[left], group.rules().within(*_DAMPED)))
         if bool((left := left | ~_converged(others.numbers)).any()):
             best = best.beside(_standing(stack, others.of(left), lower, falling, left))
-    taken = _lowest(best, group.rules(), len(every))
-    numbers, doubtful = Numbers(*(part[taken] for part in best.numbers)), searched.doubtful
+    best, doubtful = best.of(_lowest(best, group.rules(), len(every))), searched.doubtful
     if not packed.proximal:
         seen = searched.members.objectives[:, 0]
-        doubtful = doubtful | _above(numbers, seen, stack.problems.epsilon, AGREED)
-    doubtful = doubtful & ~_cost_nothing(numbers, packed, every)
-    numbers = numbers._replace(ambiguity=searched.ambiguity, doubtful=doubtful.long())
+        doubtful = doubtful | _above(best.numbers, seen, stack.problems.epsilon, AGREED)
+    _hand_over(group, packed, best, searched.ambiguity, doubtful, found, keep)
+
+
+def _hand_over(
+    group: _Group,
+    packed: Packed,
+    best: _Solves,
+    ambiguity: Tensor,
+    doubtful: Tensor,
+    found: Numbers,
+    keep: Keep | None,
+) -> None:
+    """Write the best solve of each problem; none that costs nothing is in doubt."""
+    doubtful = doubtful & ~_cost_nothing(best.numbers, packed, best.problem)
+    numbers = best.numbers._replace(ambiguity=ambiguity, doubtful=doubtful.long())
     found.put(torch.from_numpy(group.numbers).to(group.device), numbers)
     if keep is not None:
-        for number, entry in enumerate(taken.tolist()):
-            keep(group.plan(number, best.ends, entry))
+        for number in range(len(doubtful)):
+            keep(group.plan(number, best.ends, number))
 
 
 class _Solves(NamedTuple):
@@ -513,7 +518,7 @@ def _cost_nothing(numbers: Numbers, packed: Packed, every: Tensor) -> Tensor:
     kept = _converged(numbers)
     if packed.relaxed is not None and packed.relaxed.rho is not None:
         # a penalty may have been paid
-        rho = packed.relaxed.rho[every]
+        rho = packed.relaxed.rho
         kept = kept & ((rho == 0) | rho.isinf()).all(1)
     return kept & (numbers.value_quad <= EQUAL * natural_scale(packed, every, None))
 
