@@ -13,13 +13,13 @@ from torchgw._batch.packing import Packed, inside_of, natural_scale, products, u
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
 from torchgw._problem.problem import MarginalRule, Problem, stored_matrix
-from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, follow_all
+from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, distinct_optima, follow_all
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free, matchings_of_many
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._starts.alternatives import OTHER, Ends, different_optima
+from torchgw._starts.alternatives import DISTINCT, OTHER, Ends, different_optima
 from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT, Trial
 from torchgw._starts.coarse import SQUARE_OF_FLOAT32, represent
 from torchgw._starts.guesses import congruent_pairs
@@ -33,6 +33,8 @@ _MATCHINGS = 8
 # Plans of few points from which a larger problem is solved, and the epsilon at which, as a share of
 # the natural scale. [L1932]
 TOLD, TOLD_AT = 2, 0.01
+# Ambiguity of what few points tell below which it is clear, if starts agree. [L1932]
+_CLEAR = 0.8
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
@@ -61,9 +63,7 @@ class Told(NamedTuple):
     certain: bool  # whether starts agreed on the first of the plans
 
 
-def ask_few_points(
-    stack: Stack, problem: Problem, epsilon: float, rule: MarginalRule | None
-) -> Told:
+def ask_few_points(problem: Problem, epsilon: float, rule: MarginalRule | None) -> Told:
     """Follow the starts of a single solve between few points, and keep the lowest optima.
 
     Of a relaxed problem one plan is between points at equal distances: they tell what is shared.
@@ -71,19 +71,13 @@ def ask_few_points(
     coarse = represent(problem)
     # batches hold no problem that is too large for that
     assert coarse is not None
-    few, target = coarse.problem, max(epsilon, LEAST_EPSILON * coarse.scale)
+    target = max(epsilon, LEAST_EPSILON * coarse.scale)
     labels, judged = follow_all(coarse, target, DEFAULT_STARTS, batch_solver(EagerBackend()))
-    plans, values = judged.rounded, judged.table[:, 0]
-    product = torch.outer(*few.weights)
-    objectives = values + target * torch.special.xlogy(plans, plans / product).sum((1, 2))
-    # a start whose epsilon falls in two ways knows of itself
-    names = [label.removesuffix(", ladder") for label in labels]
-    ends = Ends(plans[None], objectives[None], values[None])
-    found = improve(stack, ends, 0, [1 + names.index(name) for name in names])
-    lowest, there = found.members, int(found.members.objectives.isfinite().sum())
-    begun = plans.new_zeros(TOLD, *problem.shape)
-    places = torch.arange(TOLD, device="cpu").clamp_(max=max(0, there - 1))
-    begun[:, few.source.indices[:, None], few.target.indices] = lowest.plans[0, places]
+    found = distinct_optima(judged, labels)
+    lowest, few = judged.rounded[found.places], coarse.problem
+    begun = lowest.new_zeros(TOLD, *problem.shape)
+    places = torch.arange(TOLD, device="cpu").clamp_(max=len(lowest) - 1)
+    begun[:, few.source.indices[:, None], few.target.indices] = lowest[places]
     if rule is not None:
         generator = torch.Generator("cpu").manual_seed(0)
         x, y = (stored_matrix(side) for side in problem.sides)
@@ -91,14 +85,14 @@ def ask_few_points(
         for plan in pairs.plans(*problem.shape):
             begun[-1] = plan
     trials = [
-        Trial(labels[origin], target, objective, value, math.nan, "refined")
-        for origin, objective, value in zip(
-            *(part[0, :there].tolist() for part in (lowest.origins, *lowest[1:3])), strict=True
-        )
+        Trial(label, target, math.nan, value, math.nan, "refined")
+        for label, value in zip(found.labels, found.values, strict=True)
     ]
-    _, ambiguity = different_optima(coarse, trials, lowest.plans[0, :there], problem.shape)
-    certain = bool(found.agreed) or int(found.met) >= AGREEING or ambiguity < STANDS_OUT
-    return Told(begun, ambiguity, certain)
+    _, ambiguity = different_optima(coarse, trials, lowest, problem.shape)
+    # a start whose epsilon falls in two ways knows of itself
+    near = judged.table[found.places[0], 1:] <= DISTINCT
+    kinds = {labels[place].removesuffix(", ladder") for place in near.nonzero()[:, 0].tolist()}
+    return Told(begun, ambiguity, len(kinds) >= AGREEING and ambiguity < _CLEAR)
 
 
 class Starts:

@@ -53,7 +53,7 @@ _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 # Entries of a plan times problems that are searched together, some 150 plans of each: 100 MB on a
 # CPU, 5 GB on a GPU. [L1311]
 _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
-# What ``doubtful`` says of a problem that was not searched, as it is large. [L1315]
+# What ``doubtful`` says of a problem that was not searched, as a GPU would wait. [L1315]
 UNSEARCHED = 2
 # And of one that was solved alone, and is in doubt.
 ALONE = 3
@@ -136,7 +136,7 @@ def warn_of_failures(
     if bool(unsearched.any()):
         warn_user(
             f"Some {what} were solved from a single start and not searched, as those of more "
-            f"points are in a batch: {some(unsearched)}; there may be better optima. "
+            f"points are in a batch on a GPU: {some(unsearched)}; there may be better optima. "
             "search='thorough' solves each as torchgw.solve does; n_init=1 asks for single starts.",
             SearchWarning,
         )
@@ -325,7 +325,7 @@ class _Group:
         n, m = len(source.table), len(target.table)
         linear = None
         if packed.linear is not None:
-            linear = DenseCost(packed.linear(torch.tensor([place]))[0, :n, :m])
+            linear = DenseCost(packed.linear(self.i.new_tensor([place]))[0, :n, :m])
         return Problem(
             PrecomputedDistance.unchecked(source.table),
             PrecomputedDistance.unchecked(target.table),
@@ -405,7 +405,7 @@ def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     for place, number in enumerate(group.numbers.tolist()):
         rule = check_marginal_rule(**group.asked.wanted.marginals(number))
         epsilon = float(stack.problems.epsilon[place])
-        told.append(ask_few_points(stack, group.problem(place, packed), epsilon, rule))
+        told.append(ask_few_points(group.problem(place, packed), epsilon, rule))
     problem = every.repeat_interleave(TOLD)
     first = torch.full_like(packed.first[problem], TOLD_AT)
     plans = torch.stack([stack.padded(one.plans) for one in told])
@@ -422,8 +422,8 @@ def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     ambiguity, certain = torch.full_like(packed.alpha, math.nan), agree.all(1)
     if packed.relaxed is None:
         # of other masses few points would know nothing
-        ambiguity = torch.tensor([one.ambiguity for one in told], dtype=torch.float64)
-        certain = agree[:, 1] & torch.tensor([one.certain for one in told])
+        ambiguity = packed.alpha.new_tensor([one.ambiguity for one in told])
+        certain = agree[:, 1] & agree.new_tensor([one.certain for one in told])
     _hand_over(group, packed, best.of(taken), ambiguity, ~certain, found, keep)
 
 

@@ -298,7 +298,7 @@ def find_optima(
         judged = call("judge", judge, coarse.problem, before[1].batch, in_place=1)
     else:
         labels, judged = follow_all(coarse, target, count, solve, call)
-    found = _distinct(judged, labels)
+    found = distinct_optima(judged, labels)
     if chains and _is_open(coarse, found.values, limits.left_open) and not is_over():
         found = _with_chains(coarse, found, chains, target, solve)
     first: list[Alternative] = []
@@ -355,7 +355,7 @@ def _with_chains(
     plans = torch.cat([before, more.to(before)])
     batch = BatchPlans(plans, plans.new_zeros(len(plans), 1, plans.shape[2]))
     labels = [*found.labels, *(trial.start for trial in climbed.trials[: len(more)])]
-    return _distinct(judge(coarse.problem, batch), labels)
+    return distinct_optima(judge(coarse.problem, batch), labels)
 
 
 def _is_close(coarse: Coarsened, values: list[float]) -> bool:
@@ -386,7 +386,7 @@ def _compare_finely(
         f"compare {len(found.places)}", partial(carry_over, solve),
         fine.problem, *points, plans, found.chosen, table, in_place=3,
     )  # fmt: skip
-    compared = _distinct(judged, ["annealed", *found.labels])
+    compared = distinct_optima(judged, ["annealed", *found.labels])
     return _alternatives(problem, fine.problem, compared)
 
 
@@ -420,7 +420,9 @@ def _with_plan(
     place = torch.zeros(1, dtype=torch.int64, device=plan.device)
     judged = carry_over(solve, coarse, *points, plan, place, epsilons)
     # at a larger epsilon it may be left
-    (led,) = _alternatives(problem, coarse, _distinct(judged, ("product", label)).part(None, 1))
+    (led,) = _alternatives(
+        problem, coarse, distinct_optima(judged, ("product", label)).part(None, 1)
+    )
     stayed = replace(led, value=float(coarse.value(plan)), label=label, plan=plan[0])
     # and where costs are no distances of points, even at the target
 
@@ -447,7 +449,7 @@ def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> 
     ]
 
 
-def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
+def distinct_optima(judged: Judged, labels: Sequence[str]) -> _Distinct:
     """Return the best start of each distinct optimum."""
     table = judged.table.tolist()
     order = sorted(range(len(table)), key=lambda i: (table[i][0], i))
