@@ -265,23 +265,80 @@ def test_perfect_matches_are_as_good_as_each_other(monkeypatch):
     assert found.ambiguity == pytest.approx(1)
 
 
-def test_problems_that_are_not_searched_say_so():
-    """Larger ones have a single start by default, whatever their neighbours."""
-    rng = np.random.default_rng(4)
-    first, *tables = (table("points", rng, n) for n in (8, 40, 41))
-    # a copy, which is in no doubt
-    given = {"D_X": [first, tables[0]], "D_Y": [first[::-1, ::-1], tables[1]], "scale": None}
-    with pytest.warns(torchgw.SearchWarning, match="from a single start .*: 1 of 2"):
-        found = torchgw.solve_many(**given)
-    assert found.doubtful.tolist()[1] == 2
-    assert "single start" in found.doubts[1]
-    assert np.isnan(found.ambiguity[1])
-    assert not np.isnan(found.ambiguity[0])
-    alone = torchgw.solve_many(**given, n_init=1)
-    assert not alone.doubtful.any()
-    # where a solve settles, in tables padded to another width
-    assert found.objective[1] == pytest.approx(alone.objective[1], rel=1e-5)
-    assert found.objective[0] <= alone.objective[0] * (1 + 1e-9)
+def larger(seed):
+    """Two spaces of more points than all of whose plans are searched."""
+    rng = np.random.default_rng([59, seed])
+    kind = KINDS[seed % len(KINDS)]
+    sizes = rng.integers(34, 60, 2)
+    return dict(zip(("D_X", "D_Y"), (table(kind, rng, int(n)) for n in sizes), strict=True))
+
+
+@pytest.mark.parametrize("rule", [*RULES, "proximal", "polished", "fused"])
+def test_larger_problems_are_no_higher_than_from_a_single_start(rule):
+    """They also begin where few points tell; what of starts did not agree is in doubt."""
+    options = {"proximal": {"regularization": "proximal"}, "polished": {"polish": True}}
+    options = RULES.get(rule, options.get(rule, {}))
+    problems = [larger(seed) for seed in range(4 if rule == "strict" else 2)]
+    if rule == "fused":
+        rng = np.random.default_rng(0)
+        for one in problems:
+            one["M"] = rng.random((len(one["D_X"]), len(one["D_Y"])))
+    found, plain = (listed(problems, **options, **more) for more in ({}, {"n_init": 1}))
+    assert not plain.doubtful.any()
+    assert set(found.doubtful.tolist()) <= {0, 1}
+    assert np.isnan(found.ambiguity).all() == (rule in RULES and rule != "strict")
+    # polishing has its own way from each
+    room = 1e-2 if rule == "polished" else SAME
+    assert (found.objective <= plain.objective + room * np.abs(plain.objective)).all()
+    fast = listed(problems[:1], **options, search="fast")
+    np.testing.assert_array_equal(fast.plan(0), plain.plan(0))
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("rule", ["strict", "partial", "semi-relaxed", "fused"])
+def test_larger_problems_have_the_same_bits_in_any_batch(rule):
+    problems, rng = [larger(seed) for seed in (0, 1)], np.random.default_rng(3)
+    # sides of other sizes are exchanged; a smaller problem is searched in another way
+    problems += [{"D_X": one["D_Y"], "D_Y": one["D_X"]} for one in problems[:1]]
+    problems.append({name: table("points", rng, 9) for name in ("D_X", "D_Y")})
+    if rule == "fused":
+        for one in problems:
+            one["M"] = rng.random((len(one["D_X"]), len(one["D_Y"])))
+    whole = listed(problems, **RULES.get(rule, {}))
+    for k in range(3):
+        alone = listed(problems[k : k + 1], **RULES.get(rule, {}))
+        np.testing.assert_array_equal(alone.plan(0), whole.plan(k))
+        for name in ("objective", "ambiguity", "doubtful", "status", "n_iter"):
+            np.testing.assert_array_equal(getattr(alone, name)[0], getattr(whole, name)[k])
+
+
+@pytest.mark.slow
+def test_few_larger_problems_are_above_single_solves():
+    """Of points, trees and products; those above say so."""
+    # of random graphs and noise most are above, lower than from single starts
+    kinds = [KINDS.index(kind) for kind in ("points", "tree", "products")]
+    problems = [larger(seed) for seed in range(24) if seed % len(KINDS) in kinds]
+    batch = listed(problems)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        single = np.array([
+            torchgw.solve(**one, scale=None, random_state=0).report.objective for one in problems
+        ])  # fmt: skip
+    higher = batch.objective > single * (1 + 1e-3)
+    # 3 of 12 when this was written, 11 from single starts [L1932]
+    assert higher.mean() <= 0.45
+    assert not (higher & ~in_doubt(batch)).any()
+
+
+def test_problems_too_large_for_the_engine_are_solved_as_by_solve():
+    rng = np.random.default_rng(6)
+    x, y = table("points", rng, 520), table("points", rng, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        one = torchgw.solve(D_X=x, D_Y=y, scale=None, random_state=0)
+    found = listed([{"D_X": x, "D_Y": y}])
+    assert found.objective[0] == pytest.approx(one.report.objective, rel=1e-5)
+    assert bool(found.doubtful[0]) == bool(one.doubt)
 
 
 def test_a_thorough_batch_is_a_list_of_solves():

@@ -105,10 +105,12 @@ def compute_pairs(
     left = order[np.isnan(table[0, order])]
     written = time.monotonic()
     done = len(order) - len(left)
-    # entries of plans that are searched, which take nearly all of the time
+    # entries of plans that are searched; where there are small ones these take nearly all of the
+    # time
     entries = (sizes[i] * sizes[j]).numpy()
-    some = job.options.n_init is None and entries <= limits_of(job.options.device).tiny
-    work, told = entries * (some | (job.options.search == "thorough")), False
+    small = entries <= limits_of(job.options.device).tiny
+    every = job.options.search == "thorough" or not small.any()
+    work, told = entries * ((job.options.n_init is None) & (small | every)), False
     bar = counted(len(order), "torchgw, pair", shown=shown, done=done)
     with _workers(n_jobs) as (together, run), bar as advance:
         size, at = _FIRST_SEARCHED if work.any() else _FIRST_CHUNK, 0
@@ -140,7 +142,8 @@ def _say_long(count: int, seconds: float) -> None:
     warn_user(
         f"These pairs take long, as each is searched: {count:,} more take about "
         f"{seconds:,.0f} s at the pace of the first. `n_init=1`, a single start each, "
-        "takes a fiftieth of that, and a few starts a tenth; `n_jobs=-1` uses all cores.",
+        "takes a fiftieth of that for up to 32 x 32 points, a third for more; `n_jobs=-1` uses all "
+        "cores.",
         PerformanceWarning,
     )
 

@@ -49,8 +49,8 @@ class BatchResult(Result):
         Outer iterations of each.
     doubtful : Tensor or ndarray, shape (B,), int64
         1 where the starts of a search did not agree on an optimum, so that there may be a better
-        one, 2 where there was no search, as the problem is large, 3 where a thorough search is in
-        doubt; ``doubts`` has that in words.
+        one, 2 where there was no search, of larger problems on a GPU, 3 where a problem was solved
+        as by ``solve``, which is in doubt; ``doubts`` has that in words.
     shapes : Tensor or ndarray, shape (B, 2), int64
         Points of both sides of each.
     entries : Tensor, ndarray or None, shape (sum of n m,), float64

@@ -21,13 +21,17 @@ from torchgw._batch.packing import (
 )
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
-from torchgw._search.optima import LEAST_EPSILON
+from torchgw._problem.problem import MarginalRule, Problem, stored_matrix
+from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, distinct_optima, follow_all
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free, matchings_of_many
-from torchgw._starts.alternatives import OTHER, Ends
-from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
-from torchgw._starts.coarse import SQUARE_OF_FLOAT32
+from torchgw._sinkhorn.choose import batch_solver
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._starts.alternatives import DISTINCT, OTHER, Ends, different_optima
+from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT, Trial
+from torchgw._starts.coarse import SQUARE_OF_FLOAT32, represent
+from torchgw._starts.guesses import congruent_pairs
 from torchgw._tensors.ahead import compile_together
 from torchgw._tensors.operations import EQUAL, straight, sums_of
 
@@ -36,6 +40,11 @@ from torchgw._tensors.operations import EQUAL, straight, sums_of
 _MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
 # Matchings that are followed. [L1850]
 _MATCHINGS = 8
+# Plans of few points from which a larger problem is solved, and the epsilon at which, as a share of
+# the natural scale. [L1932]
+TOLD, TOLD_AT = 2, 0.01
+# Ambiguity of what few points tell below which it is clear, if starts agree. [L1932]
+_CLEAR = 0.8
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
@@ -54,6 +63,46 @@ class Searched(NamedTuple):
         near = objectives.isfinite() & (objectives - lowest <= _NEAR * lowest.abs())
         problem, place = near.nonzero().T
         return problem, place
+
+
+class Told(NamedTuple):
+    """What few points tell of one problem."""
+
+    plans: Tensor  # (TOLD, n, m) to begin at, float64 on the host
+    ambiguity: float  # as of a single solve
+    certain: bool  # whether starts agreed on the first of the plans
+
+
+def ask_few_points(problem: Problem, epsilon: float, rule: MarginalRule | None) -> Told:
+    """Follow the starts of a single solve between few points, and keep the lowest optima.
+
+    Of a relaxed problem one plan is between points at equal distances: they tell what is shared.
+    """
+    coarse = represent(problem)
+    # batches hold no problem that is too large for that
+    assert coarse is not None
+    target = max(epsilon, LEAST_EPSILON * coarse.scale)
+    labels, judged = follow_all(coarse, target, DEFAULT_STARTS, batch_solver(EagerBackend()))
+    found = distinct_optima(judged, labels)
+    lowest, few = judged.rounded[found.places], coarse.problem
+    begun = lowest.new_zeros(TOLD, *problem.shape)
+    places = torch.arange(TOLD, device="cpu").clamp_(max=len(lowest) - 1)
+    begun[:, few.source.indices[:, None], few.target.indices] = lowest[places]
+    if rule is not None:
+        generator = torch.Generator("cpu").manual_seed(0)
+        x, y = (stored_matrix(side) for side in problem.sides)
+        pairs = congruent_pairs(x, y, problem.marginals, rule.share, 1, generator)
+        for plan in pairs.plans(*problem.shape):
+            begun[-1] = plan
+    trials = [
+        Trial(label, target, math.nan, value, math.nan, "refined")
+        for label, value in zip(found.labels, found.values, strict=True)
+    ]
+    _, ambiguity = different_optima(coarse, trials, lowest, problem.shape)
+    # a start whose epsilon falls in two ways knows of itself
+    near = judged.table[found.places[0], 1:] <= DISTINCT
+    kinds = {labels[place].removesuffix(", ladder") for place in near.nonzero()[:, 0].tolist()}
+    return Told(begun, ambiguity, len(kinds) >= AGREEING and ambiguity < _CLEAR)
 
 
 class Starts:
@@ -164,7 +213,7 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         strict_plans = strict.plans.view(count, -1, *balls.shape[2:])
         more = torch.cat([strict_plans, balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
-        groups += _maps(stack, plans)
+        groups += follow_maps(stack, plans)
     if len(alike):
         # the others have no such end, and an infinite objective there
         nowhere = plans.new_full((count, _MATCHINGS), math.inf)
@@ -212,7 +261,7 @@ def _matchings(stack: Stack, every: Tensor) -> tuple[Tensor, Tensor]:
     return which.repeat_interleave(_MATCHINGS), matched.flatten(0, 1)
 
 
-def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
+def follow_maps(stack: Stack, plans: Tensor) -> list[Ends]:
     """Follow the best map of each problem whose one side is strict and the other free."""
     # As a search of one problem does; the others have no such end, and an infinite objective there.
     problems, every = stack.problems, torch.arange(len(plans), device=plans.device)

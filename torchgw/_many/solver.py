@@ -21,17 +21,30 @@ from torchgw._boundary.checks import first_of
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
-from torchgw._many.search import Starts, compile_programs, search, stack_of
+from torchgw._many.search import (
+    TOLD,
+    TOLD_AT,
+    Starts,
+    ask_few_points,
+    compile_programs,
+    follow_maps,
+    search,
+    stack_of,
+)
 from torchgw._problem.limits import limits_of
+from torchgw._problem.problem import Problem, check_marginal_rule
 from torchgw._problem.table import Options
 from torchgw._search.stack import Stack, descend, linear_solutions
 from torchgw._sinkhorn.annealing import MET
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.state import Status
 from torchgw._starts.alternatives import AGREED, Ends
 from torchgw._starts.chain import BETTER, GUESS_EPSILON
 from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.operations import EQUAL, straight, sums_of
 from torchgw._tensors.ranks import Ranks
+from torchgw._typing import Marginals
+from torchgw.distances.precomputed import PrecomputedDistance
 
 # The status that each code in ``Numbers.status`` stands for.
 STATUSES = tuple(Status)
@@ -41,7 +54,7 @@ _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 # Entries of a plan times problems that are searched together, some 150 plans of each: 100 MB on a
 # CPU, 5 GB on a GPU. [L1311]
 _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
-# What ``doubtful`` says of a problem that was not searched, as it is large. [L1315]
+# What ``doubtful`` says of a problem that was not searched, as a GPU would wait. [L1315]
 UNSEARCHED = 2
 # And of one that was solved alone, and is in doubt.
 ALONE = 3
@@ -124,7 +137,7 @@ def warn_of_failures(
     if bool(unsearched.any()):
         warn_user(
             f"Some {what} were solved from a single start and not searched, as those of more "
-            f"points are in a batch: {some(unsearched)}; there may be better optima. "
+            f"points are in a batch on a GPU: {some(unsearched)}; there may be better optima. "
             "search='thorough' solves each as torchgw.solve does; n_init=1 asks for single starts.",
             SearchWarning,
         )
@@ -306,6 +319,20 @@ class _Group:
         cost = straight(x, y).square_()
         return cost, kind > 0
 
+    def problem(self, place: int, packed: Packed) -> Problem:
+        """Make one problem as the engine sees it, without its padding."""
+        spaces = self.asked.shelves.spaces
+        source, target = (spaces[side[place]] for side in (self.rows, self.columns))
+        n, m = len(source.table), len(target.table)
+        linear = None
+        if packed.linear is not None:
+            linear = DenseCost(packed.linear(self.i.new_tensor([place]))[0, :n, :m])
+        return Problem(
+            PrecomputedDistance.unchecked(source.table),
+            PrecomputedDistance.unchecked(target.table),
+            Marginals(source.weights, target.weights), float(packed.alpha[place]), linear,
+        )  # fmt: skip
+
     def rules(self) -> Rules:
         """Say when problems end."""
         rules = self.asked.rules
@@ -335,11 +362,12 @@ class _Group:
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
     small = math.prod(group.sizes) <= limits_of(group.device).tiny
-    if group.asked.n_init is not None or not small:
+    # a GPU would wait for few points
+    if group.asked.n_init is not None or not (small or group.device.type == "cpu"):
         _solve_starts(group, found, keep)
         return
     for block in group.blocks():
-        _search_block(block, found, keep)
+        (_search_block if small else _ask_block)(block, found, keep)
 
 
 def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -370,6 +398,36 @@ def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
     found.put(torch.from_numpy(group.numbers).to(device), numbers)
 
 
+def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
+    """Solve some problems as without a search, and from where few points of each tell."""
+    packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
+    plain, stack = _solved(group, packed, every), stack_of(packed)
+    told = []
+    for place, number in enumerate(group.numbers.tolist()):
+        rule = check_marginal_rule(**group.asked.wanted.marginals(number))
+        epsilon = float(stack.problems.epsilon[place])
+        told.append(ask_few_points(group.problem(place, packed), epsilon, rule))
+    problem = every.repeat_interleave(TOLD)
+    first = torch.full_like(packed.first[problem], TOLD_AT)
+    plans = torch.stack([stack.padded(one.plans) for one in told])
+    for mapped in follow_maps(stack, plain.ends.plan) if packed.relaxed else []:
+        there = mapped.objectives.isfinite()
+        plans[there, -1] = mapped.plans[there]
+    begin = stack.beginning(problem, plans.flatten(0, 1))
+    others = _solved(group, packed.again(problem, first, begin), problem)
+    best = plain.beside(others)
+    taken = _lowest(best, group.rules(), len(every))
+    lowest = best.numbers.objective[taken, None]
+    ends = others.numbers.objective.view(len(every), TOLD)
+    agree = torch.cat([plain.numbers.objective[:, None], ends], 1) - lowest <= AGREED * lowest.abs()
+    ambiguity, certain = torch.full_like(packed.alpha, math.nan), agree.all(1)
+    if packed.relaxed is None:
+        # of other masses few points would know nothing
+        ambiguity = packed.alpha.new_tensor([one.ambiguity for one in told])
+        certain = agree[:, 1] & agree.new_tensor([one.certain for one in told])
+    _hand_over(group, packed, best.of(taken), ambiguity, ~certain, found, keep)
+
+
 def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Search some problems: solve them as without a search, and from the best plans of one."""
     packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
@@ -392,17 +450,29 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
             best = best.beside(_solved(group, begun, problem[left], group.rules().within(*_DAMPED)))
         if bool((left := left | ~_converged(others.numbers)).any()):
             best = best.beside(_standing(stack, others.of(left), lower, falling, left))
-    taken = _lowest(best, group.rules(), len(every))
-    numbers, doubtful = Numbers(*(part[taken] for part in best.numbers)), searched.doubtful
+    best, doubtful = best.of(_lowest(best, group.rules(), len(every))), searched.doubtful
     if not packed.proximal:
         seen = searched.members.objectives[:, 0]
-        doubtful = doubtful | _above(numbers, seen, stack.problems.epsilon, AGREED)
-    doubtful = doubtful & ~_cost_nothing(numbers, packed, every)
-    numbers = numbers._replace(ambiguity=searched.ambiguity, doubtful=doubtful.long())
+        doubtful = doubtful | _above(best.numbers, seen, stack.problems.epsilon, AGREED)
+    _hand_over(group, packed, best, searched.ambiguity, doubtful, found, keep)
+
+
+def _hand_over(
+    group: _Group,
+    packed: Packed,
+    best: _Solves,
+    ambiguity: Tensor,
+    doubtful: Tensor,
+    found: Numbers,
+    keep: Keep | None,
+) -> None:
+    """Write the best solve of each problem; none that costs nothing is in doubt."""
+    doubtful = doubtful & ~_cost_nothing(best.numbers, packed, best.problem)
+    numbers = best.numbers._replace(ambiguity=ambiguity, doubtful=doubtful.long())
     found.put(torch.from_numpy(group.numbers).to(group.device), numbers)
     if keep is not None:
-        for number, entry in enumerate(taken.tolist()):
-            keep(group.plan(number, best.ends, entry))
+        for number in range(len(doubtful)):
+            keep(group.plan(number, best.ends, number))
 
 
 class _Solves(NamedTuple):
@@ -536,7 +606,7 @@ def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:
 
 def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | None) -> None:
     """Solve a problem that is too large for the engine, or searched as a single one is."""
-    epsilon, thorough = float(asked.epsilon[number]), asked.search == "thorough"
+    epsilon, searched = float(asked.epsilon[number]), asked.n_init is None
     with warnings.catch_warnings():
         # one warning for all problems comes at the end
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -544,13 +614,10 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
         result = solve(
             **asked.arguments(number), **asked.wanted.sharpness(number),
             epsilon="auto" if math.isnan(epsilon) else epsilon,
-            n_init=None if thorough else asked.n_init or 1,
-            search="auto" if thorough else "fast", random_state=0,
+            n_init=asked.n_init, search="auto" if searched else "fast", random_state=0,
             options=Options(**asked.rules._asdict()),
         )  # fmt: skip
-    doubtful = UNSEARCHED
-    if thorough or asked.n_init is not None:
-        doubtful = (ALONE if thorough else 1) if result.doubt else 0
+    doubtful = (ALONE if searched else 1) if result.doubt else 0
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
         result.epsilon, result.ambiguity, STATUSES.index(result.status), result.n_iters,

@@ -186,6 +186,25 @@ def _iterate(
     return batch
 
 
+def follow_all(
+    coarse: Coarsened,
+    target: float,
+    count: int,
+    solve: BatchSolver,
+    call: Call = call_directly,
+) -> tuple[tuple[str, ...], Judged]:
+    """Follow so many starts between few points to a target; return their names and their ends."""
+    hints = find_hints(coarse.problem)
+    starts = make_starts(
+        coarse.scale, target, count, _ITERATIONS, hints.x_axes.shape[1],
+        linear=coarse.problem.linear is not None,
+    )  # fmt: skip
+    device, size = hints.apart.device, max(coarse.problem.base.shape)
+    upload = starts.rotations.to(device), starts.epsilons.to(device)
+    search = partial(search_all, solve, count)
+    return starts.labels, call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
+
+
 def judge(coarse: CoarseProblem, batch: BatchPlans) -> Judged:
     """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
     rounded = round_to_marginals(batch.plans.double(), *coarse.weights)
@@ -278,16 +297,8 @@ def find_optima(
         labels = before[1].labels
         judged = call("judge", judge, coarse.problem, before[1].batch, in_place=1)
     else:
-        hints = find_hints(coarse.problem)
-        starts = make_starts(
-            coarse.scale, target, count, _ITERATIONS, hints.x_axes.shape[1],
-            linear=coarse.problem.linear is not None,
-        )  # fmt: skip
-        labels, device = starts.labels, hints.apart.device
-        upload = starts.rotations.to(device), starts.epsilons.to(device)
-        search = partial(search_all, solve, count)
-        judged = call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
-    found = _distinct(judged, labels)
+        labels, judged = follow_all(coarse, target, count, solve, call)
+    found = distinct_optima(judged, labels)
     if chains and _is_open(coarse, found.values, limits.left_open) and not is_over():
         found = _with_chains(coarse, found, chains, target, solve)
     first: list[Alternative] = []
@@ -344,7 +355,7 @@ def _with_chains(
     plans = torch.cat([before, more.to(before)])
     batch = BatchPlans(plans, plans.new_zeros(len(plans), 1, plans.shape[2]))
     labels = [*found.labels, *(trial.start for trial in climbed.trials[: len(more)])]
-    return _distinct(judge(coarse.problem, batch), labels)
+    return distinct_optima(judge(coarse.problem, batch), labels)
 
 
 def _is_close(coarse: Coarsened, values: list[float]) -> bool:
@@ -375,7 +386,7 @@ def _compare_finely(
         f"compare {len(found.places)}", partial(carry_over, solve),
         fine.problem, *points, plans, found.chosen, table, in_place=3,
     )  # fmt: skip
-    compared = _distinct(judged, ["annealed", *found.labels])
+    compared = distinct_optima(judged, ["annealed", *found.labels])
     return _alternatives(problem, fine.problem, compared)
 
 
@@ -409,7 +420,9 @@ def _with_plan(
     place = torch.zeros(1, dtype=torch.int64, device=plan.device)
     judged = carry_over(solve, coarse, *points, plan, place, epsilons)
     # at a larger epsilon it may be left
-    (led,) = _alternatives(problem, coarse, _distinct(judged, ("product", label)).part(None, 1))
+    (led,) = _alternatives(
+        problem, coarse, distinct_optima(judged, ("product", label)).part(None, 1)
+    )
     stayed = replace(led, value=float(coarse.value(plan)), label=label, plan=plan[0])
     # and where costs are no distances of points, even at the target
 
@@ -436,7 +449,7 @@ def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> 
     ]
 
 
-def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
+def distinct_optima(judged: Judged, labels: Sequence[str]) -> _Distinct:
     """Return the best start of each distinct optimum."""
     table = judged.table.tolist()
     order = sorted(range(len(table)), key=lambda i: (table[i][0], i))
