@@ -74,6 +74,18 @@ def test_a_break_between_two_lines_is_found(place, levels):
     assert elbow(shares, np.exp(slope * shares)) == (len(shares) - 1, 1.0, np.inf)
 
 
+def test_costs_that_fall_are_no_break():
+    """Beyond the overlap another part may match, whose pairs cost less than those before them."""
+    shares = np.array(SHARES)
+    added = np.where(shares < 0.5, 5e-4, 3e-3) * np.exp(shares)
+    added[shares == 0.85] /= 20
+    found, step, contrast = elbow(shares, added)
+    assert shares[found] == 0.45
+    assert step > 1
+    assert contrast > 0
+    assert elbow(shares, np.exp(-4 * shares))[2] < 1
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -174,3 +186,16 @@ def test_labels_know_a_linear_cost():
     truth = (one.partner[:, None] == np.arange(300)) / 300
     known = torchgw.solve(one.x, one.y, init=truth, **options)
     assert found.report.objective <= known.report.objective * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_part_of_a_mirror_image_is_ambiguous(seed):
+    """A strip and its mirror image; without an end it lies on the whole in two ways."""
+    rng = np.random.default_rng(seed)
+    half = rng.uniform(size=(200, 2)) * [4, 0.6]
+    whole = rng.permutation(np.concatenate([half, half * [1, -1]]))
+    part = whole[whole[:, 0] < 3.7] @ np.linalg.qr(rng.normal(size=(2, 2)))[0]
+    options = {"distances": "euclidean", "unbalanced": (np.inf, 0), "random_state": 0}
+    with pytest.warns(torchgw.AmbiguityWarning):
+        result = torchgw.solve(part, whole, **options)
+    assert any("mirrored" in one.relation for one in result.alternatives)

@@ -79,6 +79,24 @@ def test_errors_that_add_up_have_the_unit_of_the_reference(spatial):
         assert error < 2 * one.uns["torchgw_slices"]["accumulated_error"] < 0.2
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+def test_what_lies_on_a_slice_in_doubt_is_in_doubt():
+    """The first is its own mirror image, the others are alike and are not."""
+    rng = np.random.default_rng(0)
+    half = rng.uniform(size=(15, 2)) * [4, 1]
+    whole = np.concatenate([half, half * [1, -1]])
+    moved = whole + 0.02 * rng.normal(size=whole.shape)
+    slices = [anndata.AnnData(np.zeros((30, 1))) for _ in range(3)]
+    for one, spots in zip(slices, (whole, moved, moved[::-1]), strict=True):
+        one.obsm["spatial"] = spots
+    _, own = align_slices(slices, solve_options={"distances": "euclidean", "random_state": 0})
+    first, second = (one.uns["torchgw_slices"]["doubt"] for one in slices[1:])
+    assert "mirrored" in first
+    assert not own.doubt
+    assert not own.is_ambiguous
+    assert second == first
+
+
 def test_what_is_no_sequence_of_slices_is_refused():
     slices, _ = sequence(0, 2, 6, 0, 0.0)
     with pytest.raises(InvalidInputError, match="at least two"):

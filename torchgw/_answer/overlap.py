@@ -114,15 +114,13 @@ def _elbow(ends: dict[float, Outcome], alpha: float) -> Overlap:
     """Choose the share, by what each adds to the one before it."""
     shares = np.array(sorted(ends))
     found = [ends[share].ending.evaluation for share in shares]
-    pairs, points = np.diff(shares**2, prepend=0), np.diff(shares, prepend=0)
-    quadratic = np.array([one.quadratic.value for one in found])
-    if alpha == 1:
-        # a part of a plan of more mass is a plan too, whose pairs cost the same
-        each = quadratic / shares**2
-        quadratic = np.minimum.accumulate(each[::-1])[::-1] * shares**2
-    linear = np.array([one.linear for one in found])
-    added = alpha * np.diff(quadratic, prepend=0) / pairs
-    added += (1 - alpha) * np.diff(linear, prepend=0) / points
+    # a part of a plan of more mass is a plan too, whose pairs and points cost the same
+    pairs = np.array([alpha * one.quadratic.value for one in found]) / shares**2
+    points = (1 - alpha) * np.array([one.linear for one in found]) / shares
+    costs = [pairs[k:] * share**2 + points[k:] * share for k, share in enumerate(shares)]
+    lowest = [k + int(cost.argmin()) for k, cost in enumerate(costs)]
+    added = np.diff(pairs[lowest] * shares**2, prepend=0) / np.diff(shares**2, prepend=0)
+    added += np.diff(points[lowest] * shares, prepend=0) / np.diff(shares, prepend=0)
     place, step, contrast = elbow(shares, added)
     parts = tuple(shares.tolist()), tuple(added.tolist())
     return Overlap(*parts, float(shares[place]), step, contrast)
@@ -142,7 +140,8 @@ def elbow(shares: NDArray[np.float64], added: NDArray[np.float64]) -> tuple[int,
             _line(shares[part], logs[part], shares[count])
             for part in (slice(count), slice(count, None))
         )
-        if left + right < best:
+        # no level is left where costs fall
+        if after > before and left + right < best:
             best, place, rise = left + right, count - 1, after - before
     spread = max(_EXACT, math.sqrt(best / max(1, len(shares) - 4)))
     return place, math.exp(rise), rise / spread

@@ -453,14 +453,26 @@ def _from_labels(incumbent: Incumbent) -> None:
     elif led.whole and rule.mass and float(led.ends.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
     incumbent.doubt(doubt)
-    search, alike = incumbent.lowest.search, led.alike(own)
-    if led.whole and search is not None:
+    search, alike, ambiguity = incumbent.lowest.search, led.alike(own), led.ambiguity(own)
+    if known and search is not None:
         # few points may not have known the others
         label, objective = search.alternatives[0].label, incumbent.lowest.objective
         mine = Alternative(objective, label, own / own.sum(), rows, columns, problem.shape)
-        others = (one for place, one in led.found.items() if not bool(alike[place]))
+        # what few points have found is compared in its proportion to their own end
+        unit = 1.0 if led.whole else objective / led.found[nearest].value
+        others = sorted(
+            (
+                replace(one, value=unit * one.value)
+                for place, one in led.found.items()
+                if not bool(alike[place])
+            ),
+            key=lambda one: one.value,
+        )
         incumbent.say(alternatives=(replace(mine, epsilon=0.0), *others))
-    incumbent.say(ambiguity=led.ambiguity(own))
+        if others and others[0].value <= objective + AGREED * abs(objective):
+            # another match is as good, whatever its labels cost
+            ambiguity = 1.0
+    incumbent.say(ambiguity=ambiguity)
 
 
 class _Pairs(NamedTuple):

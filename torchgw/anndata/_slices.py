@@ -68,7 +68,8 @@ def align_slices(
         ``uns["torchgw_slices"]`` of all but the reference
             ``matched_with``, the place of the other slice in the sequence; of the map ``map``,
             ``error`` (of the pairs of spots it was fitted to, root mean square, in the unit of that
-            slice) and ``reflects``; ``mass``, the share that was matched; ``doubt``; and
+            slice) and ``reflects``; ``mass``, the share that was matched; ``doubt``, why this match
+            or one on the way to the reference may be another; and
             ``accumulated_error``, the root of the sum of the squared errors of all maps on the way
             to the reference, in its unit: how far a spot may be from where a chain of partners
             ends.
@@ -101,7 +102,7 @@ def align_slices(
     places = places_of(spatial, *((f"slices[{place}]", one) for place, one in enumerate(items)))
     items[reference].obsm["spatial_aligned"] = places[reference]
     ways: dict[int, tuple[SpaceMap, ...]] = {reference: ()}
-    accumulated = {reference: 0.0}
+    accumulated, doubts = {reference: 0.0}, {reference: ""}
     found = dict[int, GWResult]()
     for here in sorted(range(len(items)), key=lambda place: abs(place - reference))[1:]:
         there = here + (1 if here < reference else -1) if kind == "chain" else reference
@@ -115,9 +116,11 @@ def align_slices(
         ends = (_along(ways[there], own.target), _along(ways[here], own.source))
         missed = math.sqrt(own.weights @ ((ends[0] - ends[1]) ** 2).sum(1))
         accumulated[here] = math.hypot(missed, accumulated[there])
+        # what lies on a slice in doubt is there in doubt
+        doubts[here] = result.doubt or result._tell_ambiguity() or doubts[there]
         items[here].uns[key_added] = {
             "matched_with": there, "map": spatial, "error": own.error, "reflects": own.reflects,
-            "mass": result.report.mass, "doubt": result.doubt or "",
+            "mass": result.report.mass, "doubt": doubts[here],
             "accumulated_error": accumulated[here],
         }  # fmt: skip
     return [found[place] for place in sorted(found)]
