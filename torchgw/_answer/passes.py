@@ -832,10 +832,10 @@ class _NoLower:
         fall, self._before = self._before - now.objective, now.objective
         if now.iteration < _FORGOTTEN:
             return False
-        above = now.objective - self._lowest
-        if now.epsilon <= self._target and above > AGREED * abs(self._lowest):
-            # what is left of a fall that slows down
-            return above > _STEPS * max(fall, 0.0)
+        above, same = now.objective - self._lowest, AGREED * abs(self._lowest)
+        if now.epsilon <= self._target and (above > same or not self._alike):
+            # what is left of a fall that slows down; an end as low is the same one
+            return above + (same if abs(above) <= same else 0.0) > _STEPS * max(fall, 0.0)
         if now.epsilon > self._start:
             # a solve that began with a sharp plan has no path to compare with
             return False

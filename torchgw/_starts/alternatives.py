@@ -155,8 +155,7 @@ class Search(NamedTuple):
     def rivals(self) -> list[Alternative]:
         """The best at the target at once, if a solve has begun where it is blurred; the others."""
         best = self.alternatives[0]
-        begun = best.epsilon > 0 and math.prod(best.shape) <= CPU.open_most
-        return [*([replace(best, epsilon=0.0)] if begun else []), *self.others]
+        return [*([replace(best, epsilon=0.0)] if best.epsilon > 0 else []), *self.others]
 
     def thorough(self, how: str) -> bool:
         """Whether chains of a thorough search were followed."""
