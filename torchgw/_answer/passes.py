@@ -469,9 +469,9 @@ def _from_labels(incumbent: Incumbent) -> None:
             key=lambda one: one.value,
         )
         incumbent.say(alternatives=(replace(mine, epsilon=0.0), *others))
-        if others and others[0].value <= objective + AGREED * abs(objective):
-            # another match is as good, whatever its labels cost
-            ambiguity = 1.0
+        if others:
+            # another match that ends nearly as low may be right, whatever its labels cost
+            ambiguity = max(ambiguity, objective / max(objective, others[0].value))
     incumbent.say(ambiguity=ambiguity)
 
 

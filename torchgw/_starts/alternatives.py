@@ -278,8 +278,8 @@ WHY_OPEN = {
 }
 WHY_NO_ELBOW = (
     "The cost of more mass rises without a break, so how much of the two sides matches is open: "
-    "{share:g} of the mass was taken. See `result.report.masses`; pass the `mass` that you know, and "
-    "both sides in one unit."
+    "{share:g} of the mass was taken. See `result.report.masses`; pass the `mass` that you know, "
+    "and both sides in one unit."
 )
 WHY_PARTS = (
     "Parts of the two may have other shares in each: {share:.0%} of the mass, matched otherwise, "
