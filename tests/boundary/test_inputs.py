@@ -312,6 +312,12 @@ def test_columns_that_are_not_numbers_are_named():
         solve(frame.assign(kind="a"), Y)
 
 
+def test_a_nested_tensor_is_no_table(recwarn):
+    """Its shape cannot be asked for; torch warns that it is a prototype."""
+    with pytest.raises(InvalidTypeError, match="got a nested tensor"):
+        torchgw.solve(torch.nested.nested_tensor([torch.ones(2, 3)]), Y)
+
+
 def test_a_table_of_edges_is_no_table_of_points():
     frame = networkx.to_pandas_edgelist(networkx.path_graph(9))
     with pytest.raises(InvalidInputError, match="networkx.from_pandas_edgelist"):
@@ -335,6 +341,9 @@ def test_columns_of_several_kinds_are_numbers():
      ({"D_X": networkx.path_graph(9, networkx.DiGraph)}, "`D_X` is a graph. Pass it as `X`"),
      ({"X": Path("points.npy")}, "got the text 'points.npy'. If it names a file"),
      ({"X": [types.SimpleNamespace(vertices=X, faces=X)]}, "one surface; got a list of"),
+     ({"X": (X, np.array([3, 0, 1, 2]))}, "mesh.regular_faces. of PyVista"),
+     ({"X": types.SimpleNamespace(points=X, cells_dict={})}, r"X.cells_dict\['triangle'\]"),
+     ({"X": types.SimpleNamespace(n_blocks=2, combine=None)}, r"X.combine\(\).extract_surface"),
      ({"M": types.SimpleNamespace(vertices=X, faces=X)}, "got a surface, SimpleNamespace"),
      ({"X": np.zeros(4, dtype=[("x", float), ("y", float)])}, "structured_to_unstructured"),
      ({"X": (np.eye(3, dtype=int), X)}, "A surface is .vertices, faces., in this order"),

@@ -124,6 +124,8 @@ def test_files_keep_it(solved, tmp_path):
     solved.save(tmp_path / "all.npz")
     again = torchgw.load(tmp_path / "all.npz")
     assert repr(again) == repr(solved)
+    # what is printed is there by its name
+    assert f"value={solved.value:.4g}" in repr(solved)
     assert (again.matching(0, 2) == solved.matching(0, 2)).all()
     assert (again[2, 0].argmax() == N).all()
 

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
@@ -161,7 +162,8 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` must be an array of real numbers; got a surface, {type(value).__name__}. "
             f"Pass its points, {name}.vertices."
         )
-    if hasattr(value, "select_dtypes") and {"source", "target"} <= set(value.columns):
+    names = getattr(value, "columns", None)
+    if isinstance(names, Iterable) and {"source", "target"} <= set(names):
         raise InvalidInputError(
             f"`{name}` has columns 'source' and 'target', as a table of edges. Pass "
             f"networkx.from_pandas_edgelist({name}, edge_attr=True), or {name}.to_numpy() if its "

@@ -71,6 +71,11 @@ class AllResult(Result):
         return len(self.common_points)
 
     @property
+    def value(self) -> float:
+        """The value of the common space, `common.value`."""
+        return self.common.value
+
+    @property
     def converged(self) -> bool:
         """Whether the common space has converged."""
         return self.common.converged
@@ -222,7 +227,7 @@ class AllResult(Result):
         sizes = ", ".join(str(len(part)) for part in self.common_points)
         figures = {
             "kind": self.kind,
-            "value": f"{self.common.value:.4g}",
+            "value": f"{self.value:.4g}",
             "cycle_error": f"{self.cycle_error:.2%}",
         }
         ended = "converged" if self.converged else "not converged"

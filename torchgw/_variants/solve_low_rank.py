@@ -307,6 +307,11 @@ class LowRankResult(Result):
         return self.value_quad + self.value_linear
 
     @property
+    def rank(self) -> int:
+        """The number of groups that points are joined by."""
+        return len(self.lazy_plan.g)
+
+    @property
     def plan(self) -> Any:
         """The (n, m) matrix, built on demand."""
         return self.lazy_plan.to_dense()
@@ -321,7 +326,7 @@ class LowRankResult(Result):
     def _summary(self) -> tuple[str, dict[str, str], str]:
         n, m = self.lazy_plan.shape
         figures = {
-            "rank": str(len(self.lazy_plan.g)),
+            "rank": str(self.rank),
             "value": f"{self.value:.6g}",
             "marginal_error": f"{self.marginal_error:.2g}",
         }

@@ -69,8 +69,14 @@ def _parts(name: str, value: Any) -> tuple[Any, Any] | None:
                 "surfaces are for torchgw.solve_many and torchgw.pairwise."
             )
         # points may come as a list of two rows, which have one axis each
-        pair = len(value) == 2 and all(_axes(part) == 2 for part in value)
-        return (value[0], value[1]) if pair else None
+        axes = [_axes(part) for part in value] if len(value) == 2 else []
+        if axes == [2, 1]:
+            raise InvalidTypeError(
+                f"The faces of the surface `{name}` must have shape (k, 3). Pass (mesh.points, "
+                "mesh.regular_faces) of PyVista, or faces.reshape(-1, 4)[:, 1:] where a 3 is "
+                "before each triangle."
+            )
+        return (value[0], value[1]) if axes == [2, 2] else None
     if hasattr(value, "vertices") and hasattr(value, "faces"):
         return value.vertices, value.faces
     if hasattr(value, "vertices") and hasattr(value, "bounds"):
@@ -82,6 +88,16 @@ def _parts(name: str, value: Any) -> tuple[Any, Any] | None:
         raise InvalidTypeError(
             f"`{name}` must be one surface; got a {type(value).__name__} of several. Pass "
             f"{name}.to_mesh() of trimesh, which joins them, or one of {name}.geometry.values()."
+        )
+    if hasattr(value, "points") and hasattr(value, "cells_dict"):
+        raise InvalidTypeError(
+            f"`{name}` must be points or a surface; got a {type(value).__name__} of cells. Pass "
+            f"({name}.points, {name}.cells_dict['triangle'])."
+        )
+    if hasattr(value, "n_blocks") and hasattr(value, "combine"):
+        raise InvalidTypeError(
+            f"`{name}` must be one surface; got a {type(value).__name__} of several. Pass "
+            f"{name}.combine().extract_surface().triangulate(), which joins them, or one of them."
         )
     if hasattr(value, "points") and hasattr(value, "n_points") and hasattr(value, "n_cells"):
         return value.points, _padded(name, value)
