@@ -41,8 +41,8 @@ _PROBED = 4096
 # Ratio of two largest distances from which on they may have other units: half of a shape is more
 # than half as wide as the whole. [L1393]
 _UNITS = 2.0
-# The same of given tables, which are left as they are: metres and kilometres are warned of, and from
-# a ratio of 2 on relaxed problems that are meant so would be. [L1952]
+# The same of given tables, which are left as they are: metres and kilometres are warned of; from a
+# ratio of 2 on relaxed problems that are meant so would be. [L1952]
 _OTHER_UNITS = 10.0
 
 
