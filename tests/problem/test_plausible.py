@@ -123,3 +123,14 @@ def test_two_units_of_graphs_are_named():
     path = scipy.sparse.diags_array([np.ones(29)] * 2, offsets=[-1, 1]).tocsr()
     with pytest.warns(TorchGWWarning, match=r"distance of X is 9, that of Y 29\."):
         torchgw.solve(path[:10, :10], path, mass=0.3, random_state=0)
+
+
+def test_two_units_of_tables_are_named_where_points_are_left_out():
+    """Metres beside kilometres were matched as they are, and the result was CONVERGED."""
+    line = np.abs(np.subtract.outer(np.arange(30.0), np.arange(30.0)))
+    tables = {"D_X": 1000 * line, "D_Y": line}
+    for options in ({"mass": 0.7}, {"unbalanced": 1.0}):
+        with pytest.warns(TorchGWWarning, match="largest entry of `D_X` is 2.9e.04, that of"):
+            torchgw.explain(**tables, **options)
+    for options in ({}, {"mass": 0.7, "scale": "max"}, {"mass": 0.7, "scale": None}):
+        torchgw.explain(**tables, **options)

@@ -21,7 +21,14 @@ from torchgw._search.world import World
 from torchgw._starts.alternatives import all_sent_apart
 from torchgw._starts.chain import FIRST, Chain, agree, chain_products, enough
 from torchgw._starts.coarse import coarse_problem, coarsen, is_graph
-from torchgw._starts.graphs import Graphs, _heat_kernels, _slopes, heat_costs, least_value
+from torchgw._starts.graphs import (
+    Graphs,
+    _heat_kernels,
+    _slopes,
+    convex_path,
+    heat_costs,
+    least_value,
+)
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
@@ -277,6 +284,22 @@ def test_a_network_is_matched_with_one_that_has_more_edges():
     result = torchgw.solve(D_X=graph, D_Y=copy, regularization="proximal", random_state=0)
     assert (order[result.lazy_plan.argmax()] == np.arange(380)).mean() > 0.99
     assert not result.doubt
+
+
+def test_graphs_whose_nodes_are_all_alike_are_searched():
+    """Every plan is as good for the convex problem; its step was zero, by which costs were divided.
+
+    NumPy warned of it, and a start was lost.
+    """
+    pairs = [networkx.Graph((2 * i, 2 * i + 1) for i in range(count)) for count in (12, 10)]
+    tables = [1.0 * networkx.to_numpy_array(graph) for graph in pairs]
+    problem = coarsen(problem_of(*tables), 24).problem
+    product = torch.outer(*(part.float() for part in problem.weights))
+
+    def project(cost, epsilon, iterations):
+        raise AssertionError(f"a step of {epsilon}")
+
+    assert torch.equal(convex_path(problem, project), product)
 
 
 def test_convex_objective_of_a_copy_is_zero_at_the_match_alone():

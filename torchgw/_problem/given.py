@@ -41,6 +41,9 @@ _PROBED = 4096
 # Ratio of two largest distances from which on they may have other units: half of a shape is more
 # than half as wide as the whole. [L1393]
 _UNITS = 2.0
+# The same of given tables, which are left as they are: metres and kilometres are warned of; from a
+# ratio of 2 on relaxed problems that are meant so would be. [L1952]
+_OTHER_UNITS = 10.0
 
 
 def warn_of_transposed_points(name: str, points: Tensor) -> None:
@@ -110,6 +113,20 @@ def common_unit(x: Space, y: Space) -> float | None:
             TorchGWWarning,
         )
     return unit
+
+
+def warn_of_two_units(providers: list[DistanceProvider]) -> None:
+    """Warn of two given tables of a relaxed problem that may have other units."""
+    given = [part for part in providers if isinstance(part, PrecomputedDistance)]
+    sizes = [float(part.matrix().detach().abs().max()) for part in given]
+    if len(sizes) == 2 and max(sizes) > _OTHER_UNITS * min(sizes) > 0:
+        warn_user(
+            f"The largest entry of `D_X` is {sizes[0]:.4g}, that of `D_Y` {sizes[1]:.4g}. As "
+            "`mass` and `unbalanced` leave points out, a unit that is wrong makes the match wrong, "
+            "and given tables are compared as they are. If they are in one unit, pass scale=None; "
+            "if not, scale='max'.",
+            TorchGWWarning,
+        )
 
 
 def warn_of_unlike_edges(names: tuple[str, str], steps: tuple[bool | None, bool | None]) -> None:

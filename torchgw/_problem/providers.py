@@ -24,6 +24,7 @@ from torchgw._problem.given import (
     recognise,
     warn_of_far_points,
     warn_of_two_kinds,
+    warn_of_two_units,
     warn_of_unlike_edges,
 )
 from torchgw._problem.limits import limits_of
@@ -227,6 +228,8 @@ def _recognised(
             f"of the other side; X has {counts[0]} and Y {counts[1]}."
         )
     warn_of_two_kinds(ready)
+    if options.relaxed and options.scale == "auto":
+        warn_of_two_units(ready)
     first, second = pair
     warn_of_unlike_edges(
         (first.given.name, second.given.name), (first.given.steps, second.given.steps)

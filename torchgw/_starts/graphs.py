@@ -157,6 +157,9 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
     product = torch.outer(*weights)
     plan, slopes = product, _slopes(graphs, weights, product)
     first = weight = float(slopes.at(1.0).std())
+    if not first:
+        # nothing tells nodes apart, as where each has one edge
+        return product
     shares = [1.0] * _CONVEX_STEPS
     shares += [1 - stage / _STAGES for stage in range(1, _STAGES + 1) for _ in range(_STAGE_STEPS)]
     for share in shares:
