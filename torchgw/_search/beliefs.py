@@ -85,7 +85,7 @@ SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
 # Seconds of a message in a round between regions. [L1599]
 _IN_REGION = 1.1e-8
 # Seconds of messages among candidates for each edge and direction. [L1816, L1921]
-_BY_CANDIDATES = 5e-4
+_BY_CANDIDATES = 6.5e-4
 
 
 class Places(NamedTuple):

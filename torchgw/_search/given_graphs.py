@@ -21,7 +21,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions, seconds_of_candidates
 from torchgw._starts.graphs import Array, Edges
-from torchgw._tensors.deadline import is_over, leaves
+from torchgw._tensors.deadline import leaves
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics
@@ -52,7 +52,7 @@ class GivenMatch(NamedTuple):
 def match_given(
     problem: Problem, graphs: tuple[Geodesics, Geodesics], scales: tuple[float, float]
 ) -> GivenMatch | None:
-    """Match two graphs, whose paths a problem compares by some scales; ``None`` if time is over."""
+    """Match two graphs, of which paths are compared by some scales; ``None`` if it takes long."""
     device, limits = problem.source.device, limits_of(problem.source.device)
     near, far = (Edges.given(graph) for graph in graphs)
     fewer = min(len(near.keys), len(far.keys))
@@ -60,8 +60,6 @@ def match_given(
     if not (fewer and leaves(seconds)):
         return None
     partners = torch.from_numpy(rematch_regions(near, far, None, MATCHING_TRIES, device))
-    if is_over():
-        return None
     n, partners = problem.source.n, partners.to(device)
     pairs = Anchors(torch.arange(n, device=device), partners)
     plan = PairPlan(pairs, problem.marginals.a, (n, n), distinct=True)
