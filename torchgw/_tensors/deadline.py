@@ -64,9 +64,9 @@ _clock: ContextVar[_Clock | None] = ContextVar("clock", default=None)
 @contextmanager
 def within(seconds: float | None, *, shared: bool = False) -> Iterator[None]:
     """Let a block end within some seconds from now; ``None`` is any time."""
-    now, waited_before = monotonic(), waited()
+    now = monotonic()
     clock = None if seconds is None else _Clock(now, now + seconds, shared=shared)
-    before = _clock.set(clock)
+    before, waited_before = _clock.set(clock), waited() if clock else 0.0
     try:
         yield
     finally:
