@@ -817,25 +817,26 @@ def _batches(asked: Asked) -> Backend:
 class _NoLower:
     """Whether a solve will come to no lower objective than an earlier one, by those on its path."""
 
-    def __init__(self, earlier: Outcome, *, alike: bool) -> None:
+    def __init__(self, earlier: Outcome, *, alike: bool, again: bool = False) -> None:
         path = earlier.recorder.history
-        # if both are `alike` they lead to the same optimum, or to ones next to each other
+        # if both are `alike` they lead to the same optimum, or to ones next to each other; and
+        # both may begin at one plan, which is followed `again` another way
         last = {step.epsilon: step.objective for step in path}
         self._falls, self._objectives = [-math.log(epsilon) for epsilon in last], [*last.values()]
         self._target, self._alike, self._above = path[-1].epsilon, alike, math.inf
         # on its path marginals may have been missed, and objectives lower
         self._lowest, self._before = max(path[-1].objective, earlier.objective), math.inf
-        self._start = path[0].epsilon
+        self._start, self._again = path[0].epsilon, again
 
     def __call__(self, now: Iteration) -> bool:
         """Compare an iteration with the earlier path at the same epsilon."""
         fall, self._before = self._before - now.objective, now.objective
         if now.iteration < _FORGOTTEN:
             return False
-        above, same = now.objective - self._lowest, AGREED * abs(self._lowest)
-        if now.epsilon <= self._target and (above > same or not self._alike):
-            # what is left of a fall that slows down; an end as low is the same one
-            return above + (same if abs(above) <= same else 0.0) > _STEPS * max(fall, 0.0)
+        above, near = now.objective - self._lowest, AGREED * abs(self._lowest)
+        if now.epsilon <= self._target and (above > near or self._again):
+            # what is left of a fall that slows down; an end as low has been found from there
+            return above + (near if abs(above) <= near else 0.0) > _STEPS * max(fall, 0.0)
         if now.epsilon > self._start:
             # a solve that began with a sharp plan has no path to compare with
             return False
@@ -900,7 +901,8 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         return searched
     with _aside(asked, searched) as aside:
         if again.way == "optimum":
-            aside.callback = _NoLower(searched, alike=False)
+            same = again.label == search.alternatives[0].label
+            aside.callback = _NoLower(searched, alike=False, again=same)
         if again.way == "search":
             default = Incumbent(asked, _solve_searched(asked, aside))
             _from_starts(default)
