@@ -324,6 +324,10 @@ def test_a_short_limit_leaves_no_time_to_compile(tmp_path, kernel, monkeypatch):
     knobs.cache.dir.mkdir()
     (knobs.cache.dir / "torchgw-hash").touch()
     assert compiles_within(1.0, GPU)
+    # nor while threads do
+    compile_together(GPU, lambda: launch(kernel, (1,), X, 4))
+    assert kernel.begun.wait(20)
+    assert not compiles_within(1.0, GPU)
 
 
 FRESH = """
@@ -338,32 +342,22 @@ def note(**given):
         late.append(given["repr"])
 triton.knobs.runtime.jit_post_compile_hook = note
 warnings.simplefilter("ignore")
-for n in SIZES:
+for n in (400, 4000):
     x, y = spiral(n, random_state=0)[0], swiss_roll(n + n // 4, random_state=1)[0]
-    torchgw.solve(x, y, device="cuda", random_state=0, **OPTIONS)
+    torchgw.solve(x, y, device="cuda", random_state=0)
 print(json.dumps(late))
 """
-
-
-def compiled_late(folder, sizes, **options):
-    """List what the main thread compiles in first calls, with an empty cache."""
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH.replace("SIZES", str(sizes)).replace("OPTIONS", str(options))],
-        env=os.environ | {"TRITON_CACHE_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.gpu
 def test_default_solves_launch_what_is_listed(tmp_path):
     """With an empty cache nearly all is compiled by threads; ``coldstart --record`` mends it."""
-    late = compiled_late(tmp_path, (400, 4000))
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    late = json.loads(done.stdout.splitlines()[-1])
     assert len(late) <= 4, late
-
-
-@pytest.mark.gpu
-def test_a_solve_of_a_second_compiles_nothing(tmp_path):
-    assert not compiled_late(tmp_path, (400,), time_limit=1.0, distances="euclidean")

@@ -182,8 +182,8 @@ def compile_beside(device: torch.device, distances: Any, *given: Any) -> None:
 
 def has_compiled(device: torch.device) -> bool:
     """Whether nothing is compiled for a device, or has been before on this machine."""
-    # a file that `_hash` writes
-    return not _threads(device) or any(_cache().glob("torchgw-*"))
+    # a file that `_hash` writes as threads begin
+    return not _threads(device) or (not _begun and any(_cache().glob("torchgw-*")))
 
 
 def probe_beside(device: torch.device) -> None:

@@ -40,6 +40,7 @@ class _Clock:
     shared: bool = False  # whether processes share the work, and have to agree on when it ends
     told: bool = False  # whether it was said that the call ends late
     spent: float = field(default_factory=lambda: process_time())  # CPU seconds before it began
+    waited: float = field(default_factory=lambda: waited())  # seconds for kernels, likewise
 
     @property
     def whole(self) -> float:
@@ -73,7 +74,7 @@ def within(seconds: float | None, *, shared: bool = False) -> Iterator[None]:
         _clock.reset(before)
     if clock is None:
         return
-    late, compiled = monotonic() - clock.end, waited() - waited_before
+    late, compiled = monotonic() - clock.end, waited() - clock.waited
     if late > clock.late >= late - compiled:
         warn_user(
             f"`time_limit` was passed by {late:.2g} s, as kernels were compiled for {compiled:.2g} "
