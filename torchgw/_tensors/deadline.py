@@ -67,7 +67,7 @@ def within(seconds: float | None, *, shared: bool = False) -> Iterator[None]:
     """Let a block end within some seconds from now; ``None`` is any time."""
     now = monotonic()
     clock = None if seconds is None else _Clock(now, now + seconds, shared=shared)
-    before, waited_before = _clock.set(clock), waited() if clock else 0.0
+    before = _clock.set(clock)
     try:
         yield
     finally:
