@@ -22,7 +22,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.stack import Stack, can_stack
+from torchgw._search.stack import STEPS_LEFT, Stack, can_stack
 from torchgw._search.tabu import best_matchings, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
@@ -96,8 +96,6 @@ _BY_MATCH = "distance distributions of all points"
 _SEEDED = 0.01
 # Seconds in which congruent pairs are found and taken up, for each point. [L1594]
 _CONGRUENT = 0.008
-# So many steps like the last one may be left of a path at its target. [L1291]
-_STEPS = 10
 
 
 class Rival(NamedTuple):
@@ -773,7 +771,7 @@ class _NoLower:
         above = now.objective - self._lowest
         if now.epsilon <= self._target and above > AGREED * abs(self._lowest):
             # what is left of a fall that slows down
-            return above > _STEPS * max(fall, 0.0)
+            return above > STEPS_LEFT * max(fall, 0.0)
         if now.epsilon > self._start:
             # a solve that began with a sharp plan has no path to compare with
             return False
