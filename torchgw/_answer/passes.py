@@ -22,7 +22,8 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.stack import STEPS_LEFT, Stack, can_stack
+from torchgw._search.stack import STEPS_LEFT as _STEPS
+from torchgw._search.stack import Stack, can_stack
 from torchgw._search.tabu import best_matchings, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
@@ -771,7 +772,7 @@ class _NoLower:
         above = now.objective - self._lowest
         if now.epsilon <= self._target and above > AGREED * abs(self._lowest):
             # what is left of a fall that slows down
-            return above > STEPS_LEFT * max(fall, 0.0)
+            return above > _STEPS * max(fall, 0.0)
         if now.epsilon > self._start:
             # a solve that began with a sharp plan has no path to compare with
             return False
