@@ -24,6 +24,7 @@ from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.given_graphs import GivenMatch
 from torchgw._search.optima import LEAST_EPSILON
+from torchgw._search.stack import STEPS_LEFT as _STEPS
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.tabu import best_matchings, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
@@ -101,8 +102,6 @@ _BY_MATCH = "distance distributions of all points"
 _SEEDED = 0.01
 # Seconds in which congruent pairs are found and taken up, for each point. [L1594]
 _CONGRUENT = 0.008
-# So many steps like the last one may be left of a path at its target. [L1291]
-_STEPS = 10
 
 
 class Rival(NamedTuple):

@@ -298,6 +298,8 @@ def neighbourhoods(stack: Stack, every: Tensor) -> Tensor:
 
 # Shares of a step that are tried, and steps at most. [L1313]
 _SHARES, _STEPS = (1.0, 0.5, 0.2, 0.08, 0.03, 0.01), 32
+# So many steps like the last one may be left of a path that falls at the target. [L1291, L1958]
+STEPS_LEFT = 10
 # Iterations of a linear problem at most; and the error of its columns at which it is solved, as a
 # share of the objective by which this has to fall for another step. [L1313]
 _ITERATIONS, _SOLVED = 1024, 1e-6
@@ -310,7 +312,8 @@ def descend(stack: Stack, which: Tensor, plans: Tensor) -> tuple[Ends, Tensor]:
     the linear problem at a plan the objective falls at first, but not always all the way.
     """
     lowest = stack.judged(which, plans)
-    live = torch.arange(len(which), device=which.device)
+    live, falling = torch.arange(len(which), device=which.device), torch.ones_like(which).bool()
+    least = torch.full_like(stack.problems.first, torch.inf)
     for _ in range(_STEPS):
         if not len(live):
             break
@@ -325,9 +328,12 @@ def descend(stack: Stack, which: Tensor, plans: Tensor) -> tuple[Ends, Tensor]:
         for part, found in zip(lowest, best, strict=True):
             part[live] = found
         fall = before.objectives - best.objectives
-        live = live[fall > _SOLVED * before.objectives.abs()]
-    falling = torch.zeros_like(which, dtype=torch.bool)
-    falling[live] = True
+        falling[live] = fall > _SOLVED * before.objectives.abs()
+        # those that will not be the lowest of their problem, and tell it from others, are left
+        least = least.scatter_reduce(0, which, lowest.objectives, "amin")
+        above = (lowest.objectives - least[which])[live]
+        needed = torch.where(above > 0, above + SAME * least[which[live]].abs(), 0.0)
+        live = live[falling[live] & (needed <= STEPS_LEFT * fall)]
     return lowest, falling
 
 
