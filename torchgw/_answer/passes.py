@@ -24,8 +24,7 @@ from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.given_graphs import GivenMatch
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.stack import STEPS_LEFT as _STEPS
-from torchgw._search.stack import Stack, can_stack
+from torchgw._search.stack import STEPS_LEFT, Stack, can_stack
 from torchgw._search.tabu import best_matchings, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
@@ -835,7 +834,7 @@ class _NoLower:
         above, near = now.objective - self._lowest, AGREED * abs(self._lowest)
         if now.epsilon <= self._target and (above > near or self._again):
             # what is left of a fall that slows down; an end as low has been found from there
-            return above + (near if abs(above) <= near else 0.0) > _STEPS * max(fall, 0.0)
+            return above + (near if abs(above) <= near else 0.0) > STEPS_LEFT * max(fall, 0.0)
         if now.epsilon > self._start:
             # a solve that began with a sharp plan has no path to compare with
             return False

@@ -118,10 +118,10 @@ def common_unit(x: Space, y: Space) -> float | None:
 def warn_of_two_units(providers: list[DistanceProvider]) -> None:
     """Warn of two given tables of a relaxed problem that may have other units."""
     given = [part for part in providers if isinstance(part, PrecomputedDistance)]
-    sizes = [float(part.matrix().detach().abs().max()) for part in given]
-    if len(sizes) == 2 and max(sizes) > _OTHER_UNITS * min(sizes) > 0:
+    widths = [float(part.matrix().detach().abs().max()) for part in given]
+    if len(widths) == 2 and max(widths) > _OTHER_UNITS * min(widths) > 0:
         warn_user(
-            f"The largest entry of `D_X` is {sizes[0]:.4g}, that of `D_Y` {sizes[1]:.4g}. As "
+            f"The largest entry of `D_X` is {widths[0]:.4g}, that of `D_Y` {widths[1]:.4g}. As "
             "`mass` and `unbalanced` leave points out, a unit that is wrong makes the match wrong, "
             "and given tables are compared as they are. If they are in one unit, pass scale=None; "
             "if not, scale='max'.",

@@ -332,8 +332,8 @@ def descend(stack: Stack, which: Tensor, plans: Tensor) -> tuple[Ends, Tensor]:
         # those that will not be the lowest of their problem, and tell it from others, are left
         least = least.scatter_reduce(0, which, lowest.objectives, "amin")
         above = (lowest.objectives - least[which])[live]
-        needed = torch.where(above > 0, above + SAME * least[which[live]].abs(), 0.0)
-        live = live[falling[live] & (needed <= STEPS_LEFT * fall)]
+        gap = torch.where(above > 0, above + SAME * least[which[live]].abs(), 0.0)
+        live = live[falling[live] & (gap <= STEPS_LEFT * fall)]
     return lowest, falling
 
 
