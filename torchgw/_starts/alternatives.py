@@ -155,7 +155,10 @@ class Search(NamedTuple):
     def rivals(self) -> list[Alternative]:
         """The best at the target at once, if a solve has begun where it is blurred; the others."""
         best = self.alternatives[0]
-        return [*([replace(best, epsilon=0.0)] if best.epsilon > 0 else []), *self.others]
+        # more are solved on a subsample first, and then at the target alone
+        whole = math.prod(best.shape) <= limits_of(best.plan.device).subsample
+        begun = whole and best.epsilon > 0
+        return [*([replace(best, epsilon=0.0)] if begun else []), *self.others]
 
     def thorough(self, how: str) -> bool:
         """Whether chains of a thorough search were followed."""
