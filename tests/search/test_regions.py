@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from torchgw._problem import limits
-from torchgw._search.beliefs import rematch_regions
+from torchgw._search.beliefs import kept_share, match_edges_alone, rematch_regions
 from torchgw._starts.graphs import Edges, exchange_ends
+from torchgw._typing import Marginals
 
 CPU = torch.device("cpu")
 
@@ -52,6 +53,24 @@ def test_all_edges_are_found_from_any_matching(turned, together, device, monkeyp
         assert sorted(found) == list(range(150))
         shares.append(share_kept(x, y, found))
     assert np.mean(shares) > 0.97
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_messages_between_all_edges_keep_no_fewer_than_those_among_candidates(device, limited):
+    weights = torch.full((150,), 1 / 150, dtype=torch.float64, device=device)
+    kept = {0: [], 10**9: []}
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        y = sparse_graph(150, rng, degree=2.2)
+        x = y * ~((gone := np.triu(rng.random(y.shape) < 0.2, 1)) | gone.T)
+        order = rng.permutation(150)
+        near, far = edges(x), edges(y[np.ix_(order, order)])
+        for walks, shares in kept.items():
+            limited(walks=walks)
+            partners = match_edges_alone(near, far, Marginals(weights, weights))
+            assert sorted(partners.tolist()) == list(range(150))
+            shares.append(kept_share(near, far, partners))
+    assert all(more >= fewer for fewer, more in zip(*kept.values(), strict=True))
 
 
 def test_weights_are_kept_no_less_than_by_exchanges_among_the_same_partners():

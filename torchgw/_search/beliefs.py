@@ -447,17 +447,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
         partners = rematch_regions(*graphs, None, tries, x.device)
         found.append(_matching(problem, torch.from_numpy(partners)))
     if told and not (graphs is not None and _keeps_all(*graphs, partners)):
-        seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count
-        if seconds > LONG:
-            warn_user(
-                f"Messages along the edges of these graphs take about {seconds:.0f} s on this CPU. "
-                "search='fast' leaves them out, and a start that is known (`init`) needs none.",
-                PerformanceWarning,
-            )
-        marginals = Marginals(*(weight.float() for weight in problem.marginals))
-        plan = believed_plan(source, target, marginals)
-        plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
-        plan /= plan.sum()
+        plan = _sparse_belief(source, target, problem.marginals, count)
         found.append((_value(problem, plan), plan))
         if graphs is not None:
             found.append(_matching(problem, rematched(*graphs, plan)))
@@ -467,6 +457,51 @@ def match_graphs(problem: Problem) -> Alternative | None:
     rows, columns = (torch.arange(size, device=plan.device) for size in plan.shape)
     shape = (source.nodes, target.nodes)
     return Alternative(value, "beliefs", plan, rows, columns, shape, epsilon=COMPARED_AT)
+
+
+def _sparse_belief(source: Graph, target: Graph, marginals: Marginals, count: int) -> Tensor:
+    """Find a plan (n, m) float32 by so many messages, the least entries of which are zero."""
+    seconds = 0.0 if source.rows.is_cuda else _MESSAGE * _ROUNDS * count
+    if seconds > LONG:
+        warn_user(
+            f"Messages along the edges of these graphs take about {seconds:.0f} s on this CPU. "
+            "search='fast' leaves them out, and a start that is known (`init`) needs none.",
+            PerformanceWarning,
+        )
+    plan = believed_plan(source, target, Marginals(*(weight.float() for weight in marginals)))
+    plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
+    return plan / plan.sum()
+
+
+def match_edges_alone(near: Edges, far: Edges, marginals: Marginals) -> Tensor:
+    """Match two graphs of n nodes each by their edges: partners (n,).
+
+    Messages among a few candidates of each node; and where these lose edges, those of all edges to
+    all others, if there is room for them.
+    """
+    device, edges = marginals.a.device, (len(near.keys), len(far.keys))
+    partners = torch.from_numpy(rematch_regions(near, far, None, MATCHING_TRIES, device))
+    told = math.prod(edges) <= limits_of(device).walks
+    needed = 4 * math.prod(edges) + 16 * near.n**2
+    if not told or kept_share(near, far, partners) == 1 or needed > known_free(needed, device):
+        return partners.to(device)
+    source, target = (Graph.together([side], device) for side in (near, far))
+    plan = _sparse_belief(source, target, marginals, min(edges) * near.n)
+    other = rematched(near, far, plan).cpu()
+    shares = [kept_share(near, far, one) for one in (partners, other)]
+    return (other if shares[1] > shares[0] else partners).to(device)
+
+
+def kept_share(near: Edges, far: Edges, partners: Tensor) -> float:
+    """Compute the share of the edges of the graph that has fewer which partners (n,) keep."""
+    return float(is_kept(near, far, partners).sum() / min(len(near.keys), len(far.keys)))
+
+
+def is_kept(near: Edges, far: Edges, partners: Tensor) -> Array:
+    """Tell which edges lie on others, (e,)."""
+    there = partners.cpu().numpy()
+    found: Array = far.at(there[near.rows], there[near.columns], near.layer) > 0
+    return found
 
 
 def _keeps_all(near: Edges, far: Edges, partners: Array) -> bool:

@@ -19,7 +19,12 @@ from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions, seconds_of_candidates
+from torchgw._search.beliefs import (
+    is_kept,
+    kept_share,
+    match_edges_alone,
+    seconds_of_candidates,
+)
 from torchgw._starts.graphs import Array, Edges
 from torchgw._tensors.deadline import leaves
 from torchgw.distances.base import DistanceProvider
@@ -59,8 +64,7 @@ def match_given(
     seconds = seconds_of_candidates(fewer) if device.type == "cpu" else 0.0
     if not (fewer and leaves(seconds)):
         return None
-    partners = torch.from_numpy(rematch_regions(near, far, None, MATCHING_TRIES, device))
-    n, partners = problem.source.n, partners.to(device)
+    partners, n = match_edges_alone(near, far, problem.marginals), near.n
     pairs = Anchors(torch.arange(n, device=device), partners)
     plan = PairPlan(pairs, problem.marginals.a, (n, n), distinct=True)
     first, second = (
@@ -73,23 +77,11 @@ def match_given(
     return GivenMatch((near, far), (first, second), plan, kept, value, certain)
 
 
-def kept_share(near: Edges, far: Edges, partners: Tensor) -> float:
-    """Compute the share of the edges of the graph that has fewer which partners (n,) keep."""
-    return float(_is_kept(near, far, partners).sum() / min(len(near.keys), len(far.keys)))
-
-
-def _is_kept(near: Edges, far: Edges, partners: Tensor) -> Array:
-    """Tell which edges lie on others, (e,)."""
-    there = partners.cpu().numpy()
-    found: Array = far.at(there[near.rows], there[near.columns], near.layer) > 0
-    return found
-
-
 def connects(near: Edges, far: Edges, partners: Tensor, share: float) -> bool:
     """Tell whether edges that are kept join as many nodes as the fewer edges of a graph do."""
     # regions of a grid, or parts of a ring, may each lie on others as a whole: few edges are lost
     # between them, but all paths
-    kept = _is_kept(near, far, partners)
+    kept = is_kept(near, far, partners)
     fewer = near if len(near.keys) <= len(far.keys) else far
     whole = np.ones(len(fewer.keys), dtype=bool)
     return _largest_piece(near, kept) >= share * _largest_piece(fewer, whole)
