@@ -480,16 +480,16 @@ def match_edges_alone(near: Edges, far: Edges, marginals: Marginals) -> Tensor:
     all others, if there is room for them.
     """
     device, edges = marginals.a.device, (len(near.keys), len(far.keys))
-    partners = torch.from_numpy(rematch_regions(near, far, None, MATCHING_TRIES, device))
+    found = rematch_regions(near, far, None, MATCHING_TRIES, device)
+    partners = torch.from_numpy(found)
     told = math.prod(edges) <= limits_of(device).walks
     needed = 4 * math.prod(edges) + 16 * near.n**2
-    if not told or kept_share(near, far, partners) == 1 or needed > known_free(needed, device):
+    if not told or _keeps_all(near, far, found) or needed > known_free(needed, device):
         return partners.to(device)
     source, target = (Graph.together([side], device) for side in (near, far))
     plan = _sparse_belief(source, target, marginals, min(edges) * near.n)
-    other = rematched(near, far, plan).cpu()
-    shares = [kept_share(near, far, one) for one in (partners, other)]
-    return (other if shares[1] > shares[0] else partners).to(device)
+    ends = partners, rematched(near, far, plan).cpu()
+    return max(ends, key=lambda one: kept_share(near, far, one)).to(device)
 
 
 def kept_share(near: Edges, far: Edges, partners: Tensor) -> float:
