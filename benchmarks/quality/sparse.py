@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from scipy.spatial import cKDTree
 
@@ -157,6 +157,12 @@ def _table(edges: Array, n: int, device: torch.device) -> torch.Tensor:
     return table.fill_diagonal_(0.0)
 
 
+def _graph(edges: Array, n: int) -> csr_array:
+    """Give a network as a user has it: all paths have a length of one an edge."""
+    one_way = coo_array((np.ones(edges.shape[1]), edges), shape=(n, n)).tocsr()
+    return one_way + one_way.T
+
+
 def _kept(fewer: Array, whole: set[tuple[int, int]], partners: Array) -> int:
     ends = np.sort(partners[fewer], axis=0).T
     return len(set(map(tuple, ends.tolist())) & whole)
@@ -168,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=230.0, help="of all; shared out evenly")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--graphs", action="store_true", help="given as graphs, not as tables")
     parser.add_argument("--only", nargs="*", help="words, one of which a name has to contain")
     options = parser.parse_args(arguments)
     device, clock = torch.device(options.device), time.perf_counter()
@@ -186,12 +193,19 @@ def main(arguments: list[str] | None = None) -> int:
         limit = max(1.0, 2 * left / (len(chosen) - number + 1))
         order = np.random.default_rng(options.seed).permutation(pair.n)
         truth = order.argsort()
-        x, y = _table(pair.fewer, pair.n, device), _table(truth[pair.whole], pair.n, device)
+        sides = pair.fewer, truth[pair.whole]
+        given: dict[str, Any]
+        if options.graphs:
+            x, y = (_graph(edges, pair.n) for edges in sides)
+            given = {"X": x, "Y": y, "device": device}
+        else:
+            x, y = (_table(edges, pair.n, device) for edges in sides)
+            given = {"D_X": x, "D_Y": y}
         synchronize(device)
         start = time.perf_counter()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            found = torchgw.solve(D_X=x, D_Y=y, random_state=0, time_limit=limit)
+            found = torchgw.solve(**given, random_state=0, time_limit=limit)
             synchronize(device)
             solved = time.perf_counter()
             partners = to_numpy(found.matching().target)
@@ -204,6 +218,6 @@ def main(arguments: list[str] | None = None) -> int:
             f"{pair.seconds:12.1f}  " + "; ".join(str(one.message)[:50] for one in told),
             flush=True,
         )
-        del x, y, found
+        del given, found
     print(f"{time.perf_counter() - clock:.0f} s in all")
     return 0
