@@ -605,7 +605,7 @@ def _by_edges(incumbent: Incumbent) -> None:
     if not incumbent.strict or options.n_init is not None or options.search == "fast":
         return
     if outcome.matched is not None:
-        _by_match(incumbent, outcome.matched)
+        (_from_match if outcome.matched.exact else _by_match)(incumbent, outcome.matched)
         return
     graphs = None not in asked.graphs and outcome.strategy.can_subsample
     # where a match is certain nothing was searched
@@ -651,13 +651,31 @@ def _by_edges(incumbent: Incumbent) -> None:
     incumbent.say(doubt=doubt)
 
 
+def _from_match(incumbent: Incumbent, match: GivenMatch) -> None:
+    """Solve from a match of the edges of two graphs; doubt an end that keeps fewer."""
+    rows, columns = (torch.arange(size, device=match.plan.device) for size in match.plan.shape)
+    found = Alternative(
+        match.value.value, "edges", match.plan.stored(), rows, columns, match.plan.shape,
+        epsilon=0.0,
+    )  # fmt: skip
+    incumbent.follow_found(found, perf_counter())
+    if match.keeps(_partners(incumbent.lowest)) < match.kept:
+        incumbent.doubt(WHY_UNMATCHED)
+
+
+def _partners(outcome: Outcome) -> Tensor:
+    """Read to which point each is sent (n,)."""
+    known = outcome.strategy.problem.source
+    return torch.as_tensor(outcome.ending.plan.argmax(1), device=known.device)
+
+
 def _by_match(incumbent: Incumbent, match: GivenMatch) -> None:
     """End at a match of the edges of large graphs if it costs less; doubt what keeps fewer."""
     outcome, problem = incumbent.lowest, incumbent.asked.problem
     plan = outcome.ending.plan
     with outcome.recorder.timed("multistart"):
         own = match.value_of(plan)
-        keeps = match.keeps(torch.as_tensor(plan.argmax(1), device=problem.source.device))
+        keeps = match.keeps(_partners(outcome))
     # of paths that were read, not of those by landmarks; with the entropy of both
     epsilon = outcome.ending.epsilon
     more = own.value - match.value.value

@@ -611,6 +611,7 @@ class Facts(NamedTuple):
     edges: int = 0  # edges of the emptier of two graphs, given or stored on a CPU
     # whether paths in two graphs are compared, or few entries matter, which tell of edges
     hops: bool = False
+    given: bool = False  # whether both sides were given as graphs
     restricted: bool = False  # whether some pairs may hold no mass
     # pairs of points whose streaming takes as long as reading those that are allowed from labels
     # or from a list; zero if a table says what is, or nothing does
@@ -641,8 +642,8 @@ class Facts(NamedTuple):
             restricted=problem.support is not None or problem.restriction is not None,
             one_plan=rule is None and problem.has_one_plan,
             listed=0.0 if problem.restriction is None else problem.restriction.work(),
-            sparse=_is_sparse(source, target), edges=edges or given,
-            hops=given > 0 or hops,
+            sparse=_is_sparse(source, target), edges=given or edges,
+            hops=given > 0 or hops, given=given > 0,
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

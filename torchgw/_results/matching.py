@@ -24,7 +24,7 @@ from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
 from torchgw._results.modes import embeddings
 from torchgw._results.rounding import Assignment, assign, improve, places
-from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions
+from torchgw._search.beliefs import MATCHING_TRIES, kept_share, rematch_regions
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._starts.graphs import Edges, graphs_of
@@ -198,11 +198,11 @@ def match(
             _check_used(task, rows, partners, turned)
         elif improved and not is_over():
             partners = _by_modes(task, rows, weights, partners, capacity)
-            graphs = _graphs(task, weights, capacity)
+            graphs, alone = _graphs(task, weights, capacity, partners)
             if graphs is not None and not is_over():
                 partners[rows] = _by_edges(graphs, rows, partners[rows], plan.device)
             small = graphs is None or len(rows) <= limits_of(plan.device).matched_points
-            if small and _small(task) and not is_over():
+            if small and not alone and _small(task) and not is_over():
                 partners[rows] = _improved(task, rows, weights, partners[rows], capacity)
         if task.support is not None:
             _check_allowed(task.support, rows, partners[rows], turned)
@@ -294,19 +294,26 @@ def _by_modes(
     return moved if after < before else partners
 
 
-def _graphs(task: _Task, weights: Tensor, capacity: Tensor) -> tuple[Edges, Edges] | None:
-    """List the edges of two graphs; ``None`` where what a matching costs does not tell of them."""
+def _graphs(
+    task: _Task, weights: Tensor, capacity: Tensor, partners: Tensor
+) -> tuple[tuple[Edges, Edges] | None, bool]:
+    """List the edges of two graphs, if any are to be kept; tell whether paths have no say then."""
     # pairs weigh the same, and nothing but the tables has a say
     plain = task.linear is None and task.support is None and task.loss.is_square
     equal = (weights - weights.mean()).abs().max() <= EQUAL * weights.mean()
     if not (plain and bool(equal) and bool((capacity == 1).all())):
-        return None
+        return None, False
     near, far = task.near.space.given_graph, task.far.space.given_graph
     sides = [task.near.distances, task.far.distances]
-    if near is None or far is None or any(side.matrix() is not None for side in sides):
-        return graphs_of(sides)
-    # landmarks tell less of large graphs than edges do
-    return None if _small(task) else (Edges.given(near), Edges.given(far))
+    stored = any(side.matrix() is not None for side in sides)
+    if near is not None and far is not None:
+        edges = Edges.given(near), Edges.given(far)
+        some = min(len(side.keys) for side in edges) > 0
+        # landmarks tell less of large graphs than edges do; and paths less where these are kept
+        alone = some and kept_share(*edges, partners) >= limits_of(task.plan.device).kept_edges
+        if alone or not (stored or _small(task)):
+            return edges, True
+    return graphs_of(sides) if stored else None, False
 
 
 def _by_edges(

@@ -1,8 +1,9 @@
-"""Two large graphs that were given, matched by their edges: nothing (n, m) is stored.
+"""Two graphs that were given, matched by their edges: nothing (n, m) is stored.
 
-Paths of large graphs are compared through landmarks, and few nodes stand for the others. Where all
-paths are short neither tells where a node belongs; its edges do. What a match of these costs is
-estimated from the exact paths of some nodes, as is what a plan costs that landmarks have led to.
+An edge that is missing makes many paths longer, and a piece that it cuts off has none to the rest:
+paths then cost less elsewhere than where the nodes belong, which their edges tell. What a match of
+these costs is computed from the paths that are compared; where these go through landmarks, from the
+exact ones of some nodes, as is what a plan costs that landmarks have led to.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class GivenMatch(NamedTuple):
     kept: float  # share of the edges of the graph that has fewer
     value: QuadraticValue
     certain: bool  # whether it keeps nearly all of them, and with these its largest piece
+    exact: bool  # whether these sides are what is compared, and not paths through landmarks
 
     def keeps(self, partners: Tensor) -> float:
         """Compute the share of edges that partners (n,) keep."""
@@ -67,14 +69,19 @@ def match_given(
     partners, n = match_edges_alone(near, far, problem.marginals), near.n
     pairs = Anchors(torch.arange(n, device=device), partners)
     plan = PairPlan(pairs, problem.marginals.a, (n, n), distinct=True)
+    exact = all(side.factors() is None for side in problem.sides)
     first, second = (
-        DijkstraDistance(graph, device=device).scaled(scale)
-        for graph, scale in zip(graphs, scales, strict=True)
+        problem.sides
+        if exact
+        else tuple(
+            DijkstraDistance(graph, device=device).scaled(scale)
+            for graph, scale in zip(graphs, scales, strict=True)
+        )
     )
     kept = kept_share(near, far, partners)
     certain = kept >= limits.kept_edges and connects(near, far, partners, limits.kept_edges)
     value = _value((first, second), plan)
-    return GivenMatch((near, far), (first, second), plan, kept, value, certain)
+    return GivenMatch((near, far), (first, second), plan, kept, value, certain, exact)
 
 
 def connects(near: Edges, far: Edges, partners: Tensor, share: float) -> bool:
@@ -97,12 +104,16 @@ def _largest_piece(graph: Edges, some: Array) -> int:
 
 
 def _value(sides: tuple[DistanceProvider, DistanceProvider], plan: Plan) -> QuadraticValue:
-    """Estimate the value of a plan from the paths of some pairs."""
+    """Estimate the value of a plan from the paths of some pairs; of all of a match, if stored."""
     n, m = plan.shape
     device = sides[0].device
-    generator = torch.Generator(device).manual_seed(0)
-    places = torch.rand(_READ, dtype=torch.float64, device=device, generator=generator)
-    pairs = plan.sample_at(places, torch.arange(n, device=device), generator)
+    if isinstance(plan, PairPlan) and all(side.cheap_columns for side in sides):
+        pairs, share = plan.pairs, 0.0
+    else:
+        generator = torch.Generator(device).manual_seed(0)
+        places = torch.rand(_READ, dtype=torch.float64, device=device, generator=generator)
+        pairs = plan.sample_at(places, torch.arange(n, device=device), generator)
+        share = 1 / math.sqrt(_READ)
     x, y = (side.columns(index).double() for side, index in zip(sides, pairs, strict=True))
     each = x.square().sum(0) / n + y.square().sum(0) / m - 2 * (x * (plan @ y)).sum(0)
-    return QuadraticValue(float(each.mean()), float(each.std()) / math.sqrt(len(each)))
+    return QuadraticValue(float(each.mean()), share * float(each.std()))

@@ -54,7 +54,7 @@ from torchgw._solve.resolution import (
     solve_on_cells,
     to_all_points,
 )
-from torchgw._solve.route import KEEPS_ALL, Route, matches_large
+from torchgw._solve.route import KEEPS_ALL, Route, matches_given
 from torchgw._solve.state import (
     RESOLVED,
     Checkpoint,
@@ -140,7 +140,7 @@ class Outcome(NamedTuple):
     resolution: Resolution | None  # of a problem that was solved on cells
     route: Route  # that was chosen before anything was solved
     overlap: Overlap | None = None  # how much of the mass matches, if that was asked
-    matched: GivenMatch | None = None  # by the edges of two large graphs, if it is not certain
+    matched: GivenMatch | None = None  # by the edges of two given graphs, if it is not certain
 
     @property
     def plan(self) -> Tensor:
@@ -348,7 +348,7 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
 
 
 def match_by_edges(asked: Asked, recorder: Recorder) -> GivenMatch | None:
-    """Match two large graphs by their edges, where nothing asks for another plan."""
+    """Match two graphs that were given by their edges, where nothing asks for another plan."""
     problem, graphs = asked.problem, asked.graphs
     if graphs[0] is None or graphs[1] is None or asked.checkpoint is not None:
         return None
@@ -356,7 +356,7 @@ def match_by_edges(asked: Asked, recorder: Recorder) -> GivenMatch | None:
         return None
     strategy = strategy_of(asked)
     limits = limits_of(problem.source.device)
-    if not matches_large(strategy.facts, strategy.options, limits):
+    if not matches_given(strategy.facts, strategy.options, limits):
         return None
     with recorder.timed("multistart"):
         return match_given(problem, (graphs[0], graphs[1]), asked.scales)

@@ -393,14 +393,13 @@ def _follows(facts: Facts, options: Options, limits: Limits) -> bool:
     return facts.larger >= limits.least_points and chains >= limits.fewest_chains
 
 
-def matches_large(facts: Facts, options: Options, limits: Limits) -> bool:
-    """Whether two graphs are so large that they are matched by their edges before all else."""
+def matches_given(facts: Facts, options: Options, limits: Limits) -> bool:
+    """Whether two graphs that were given are matched by their edges before all else."""
     # plans of an epsilon that was asked for, or of an iteration to differentiate, are no matches
     usual = options.epsilon == "auto" and options.gradient == "auto" and options.n_init is None
     usual &= options.differentiable is None and options.ranks is None and options.search != "fast"
-    large = facts.hops and facts.entries > limits.subsample
-    # paths that come by columns, or by landmarks, and not from a table
-    large &= not facts.cheap or None not in facts.factors
+    # a few nodes do not stand for all of them
+    large = facts.given and min(facts.n, facts.m) > limits.few_points
     plain = facts.plain and facts.linear is None and not facts.restricted and facts.alpha == 1
     return _strict(facts, options) and usual and large and plain and facts.n == facts.m
 
@@ -518,13 +517,13 @@ MOVES = (
     ),
     Move(
         "edges", "a match of the edges of two graphs, or of the few entries that matter of tables",
-        "where the plan keeps less than 90% of them; of large graphs before any plan",
+        "where the plan keeps less than 90% of them; of graphs that were given before any plan",
         lambda facts, options, limits: (
             (_follows(facts, options, limits) and facts.hops)
-            or matches_large(facts, options, limits)
+            or matches_given(facts, options, limits)
         ),
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt; "
-        f"all graphs given of more than {limits.subsample:,.0f}",
+        f"all graphs given of more than {limits.few_points} nodes",
     ),
     Move(
         "turns", "all points laid on the others at 96 turns of the plane, a solve from the best",
@@ -647,7 +646,7 @@ def make_route(
     seconds, most, names = None, 0.0, {move.name for move in moves}
     if facts.device == "cpu":
         seconds = forecast.seconds(limits, names)
-        if matches_large(facts, options, limits):
+        if matches_given(facts, options, limits):
             seconds = forecast.matched(*seconds)
         most = forecast.disagreeing(seconds[1], names)
     return Route(

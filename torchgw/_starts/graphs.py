@@ -385,7 +385,7 @@ class Edges(NamedTuple):
         table[self.keys] = codes + 1
         return self._replace(levels=np.append(0.0, levels), codes=table)
 
-    def at(self, i: Array, j: Array, layer: Array) -> Array:
+    def at(self, i: Array, j: Array, layer: Array | int) -> Array:
         """Look up weights; zero where there is no edge."""
         keys = (i * self.n + j) * self.layers + layer
         if self.codes is not None and self.levels is not None:
@@ -506,9 +506,14 @@ class Ends:
     """Partners (n,) of the nodes of one graph among as many of another."""
 
     def __init__(self, near: Edges, far: Edges, partners: Array) -> None:
+        from scipy import sparse  # SciPy takes long to import
+
         self.near, self.far, self.partners = near, far, partners.copy()
         self.nodes = partners.argsort()
         self.rows, self.layer, self.back = near.rows, near.layer, near.back
+        # what is seen of each node of the other graph from those beside it, by layers
+        places = far.columns * far.layers + far.layer, far.rows
+        self.seen = sparse.csr_array((far.weights, places), shape=(far.n * far.layers, far.n))
         self.heaviest, self.unit = far.heaviest, near.weights.max() * far.weights.max()
         self.draw, self.looked_up = np.random.default_rng(0), 0
         self.best, self.most = partners.copy(), self.kept()
@@ -598,19 +603,38 @@ class Ends:
 
     def gains(self, p: Array, q: Array) -> Array:
         """Compute what exchanges of the partners of p and q keep more."""
-        found = np.zeros(len(p))
+        from scipy import sparse  # SciPy takes long to import
+
+        near, far, partners = self.near, self.far, self.partners
+        nodes, place = np.unique(np.concatenate([p, q]), return_inverse=True)
+        owner, edge = near.beside(nodes)
+        ends = partners[near.columns[edge]] * far.layers + self.layer[edge]
+        shape = len(nodes), far.n * far.layers
+        edges = sparse.csr_array((near.weights[edge], (owner, ends)), shape=shape)
+        # what the edges of each node keep wherever it is sent, if no other moves
+        table = edges @ self.seen
+        table.sort_indices()
+        last = len(nodes) * far.n
+        rows = np.repeat(np.arange(len(nodes)), np.diff(table.indptr))
+        keys = np.append(rows * far.n + table.indices, last)
+        kept = np.append(table.data, 0.0)
+        self.looked_up += len(keys) + 4 * len(p)
+
+        def keeps(row: Array, there: Array) -> Array:
+            found = np.searchsorted(keys, row * far.n + there)
+            return np.where(keys[found] == row * far.n + there, kept[found], 0.0)
+
+        i, j = place.reshape(2, -1)
+        here = keeps(np.arange(len(nodes)), partners[nodes])
+        found = keeps(i, partners[q]) + keeps(j, partners[p]) - here[i] - here[j]
+        # an edge between both is turned round, and seen from both
         for one, other in ((p, q), (q, p)):
-            owner, edge = self.near.beside(one)
-            end, layer = self.near.columns[edge], self.layer[edge]
-            before, after = self.partners[one[owner]], self.partners[other[owner]]
-            # an edge between both is turned round, and seen from both
-            between = end == other[owner]
-            at = self.partners[end]
-            change = self.far.at(after, np.where(between, before, at), layer)
-            change -= self.far.at(before, at, layer)
-            change *= self.near.weights[edge] * np.where(between, 0.5, 1)
-            found += np.bincount(owner, change, len(p))
-            self.looked_up += 2 * len(edge)
+            for layer in range(near.layers):
+                weight = near.at(one, other, layer)
+                turned = weight.nonzero()[0]
+                x, y = partners[one[turned]], partners[other[turned]]
+                change = (far.at(x, y, layer) + far.at(y, x, layer)) / 2 - far.at(y, y, layer)
+                found[turned] += weight[turned] * change
         return found
 
     def apart(self, p: Array, q: Array) -> list[int]:
