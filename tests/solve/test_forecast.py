@@ -140,8 +140,10 @@ def test_edges_that_hops_tell_of_are_told_before_they_are_matched():
     told, given = torchgw.explain(D_X=hops[0], D_Y=hops[1]), torchgw.explain(*graphs)
     edges = "a match of the edges of two graphs"
     assert [sum(edges in move.chosen for move in one.begin) for one in (told, given)] == [1, 1]
-    assert told.seconds == pytest.approx(given.seconds)
-    assert told.most == pytest.approx(given.most)
+    # those that are given are matched before, and searched too where that is not certain
+    match, both = given.seconds
+    assert both == pytest.approx(match + told.seconds[1])
+    assert told.most < given.most < 2 * told.most
     x = np.random.default_rng(0).normal(size=(200, 3))
     cloud = torchgw.explain(x, x[::-1] ** 3)
     assert told.seconds == pytest.approx(cloud.seconds)
