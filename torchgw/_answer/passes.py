@@ -52,6 +52,7 @@ from torchgw._starts.alternatives import (
     WHY_EDGES,
     WHY_LEFT,
     WHY_OPEN,
+    WHY_PART,
     WHY_PARTS,
     WHY_RELAXED,
     WHY_SINGLE,
@@ -605,7 +606,7 @@ def _by_edges(incumbent: Incumbent) -> None:
     if not incumbent.strict or options.n_init is not None or options.search == "fast":
         return
     if outcome.matched is not None:
-        (_from_match if outcome.matched.exact else _by_match)(incumbent, outcome.matched)
+        _by_match(incumbent, outcome.matched)
         return
     graphs = None not in asked.graphs and outcome.strategy.can_subsample
     # where a match is certain nothing was searched
@@ -651,40 +652,30 @@ def _by_edges(incumbent: Incumbent) -> None:
     incumbent.say(doubt=doubt)
 
 
-def _from_match(incumbent: Incumbent, match: GivenMatch) -> None:
-    """Solve from a match of the edges of two graphs; doubt an end that keeps fewer."""
-    rows, columns = (torch.arange(size, device=match.plan.device) for size in match.plan.shape)
-    found = Alternative(
-        match.value.value, "edges", match.plan.stored(), rows, columns, match.plan.shape,
-        epsilon=0.0,
-    )  # fmt: skip
-    incumbent.follow_found(found, perf_counter())
-    if match.keeps(_partners(incumbent.lowest)) < match.kept:
-        incumbent.doubt(WHY_UNMATCHED)
-
-
-def _partners(outcome: Outcome) -> Tensor:
-    """Read to which point each is sent (n,)."""
-    known = outcome.strategy.problem.source
-    return torch.as_tensor(outcome.ending.plan.argmax(1), device=known.device)
-
-
 def _by_match(incumbent: Incumbent, match: GivenMatch) -> None:
-    """End at a match of the edges of large graphs if it costs less; doubt what keeps fewer."""
+    """End at a match of the edges of two graphs if that costs less; doubt what keeps fewer."""
     outcome, problem = incumbent.lowest, incumbent.asked.problem
-    plan = outcome.ending.plan
-    with outcome.recorder.timed("multistart"):
-        own = match.value_of(plan)
-        keeps = match.keeps(_partners(outcome))
-    # of paths that were read, not of those by landmarks; with the entropy of both
-    epsilon = outcome.ending.epsilon
-    more = own.value - match.value.value
-    more += epsilon * (outcome.ending.evaluation.kl - math.log(problem.source.n))
-    noise = math.hypot(own.standard_error, match.value.standard_error)
-    if more > ERRORS * noise:
-        incumbent.lowest = end_at_match(incumbent.asked, match, outcome.recorder, WHY_UNMATCHED)
-    elif keeps < match.kept:
-        incumbent.doubt(WHY_UNMATCHED)
+    fewer = WHY_PART if match.certain and not match.of_all else WHY_UNMATCHED
+    if match.exact:
+        rows, columns = (torch.arange(size, device=match.plan.device) for size in problem.shape)
+        found = Alternative(
+            match.value.value, "edges", match.filled(problem.marginals), rows, columns,
+            problem.shape, epsilon=0.0,
+        )  # fmt: skip
+        incumbent.follow_found(found, perf_counter())
+    elif match.of_all:
+        plan = outcome.ending.plan
+        with outcome.recorder.timed("multistart"):
+            own = match.value_of(plan)
+        # of paths that were read, not of those by landmarks; with the entropy of both
+        epsilon = outcome.ending.epsilon
+        more = own.value - match.value.value
+        more += epsilon * (outcome.ending.evaluation.kl - math.log(problem.source.n))
+        noise = math.hypot(own.standard_error, match.value.standard_error)
+        if more > ERRORS * noise:
+            incumbent.lowest = end_at_match(incumbent.asked, match, outcome.recorder, fewer)
+    if match.keeps(incumbent.lowest.ending.plan) < match.kept:
+        incumbent.doubt(fewer)
     elif outcome.search is not None and not outcome.search.alternatives:
         incumbent.doubt(WHY_SINGLE["thorough"])
 

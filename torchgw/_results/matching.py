@@ -198,11 +198,17 @@ def match(
             _check_used(task, rows, partners, turned)
         elif improved and not is_over():
             partners = _by_modes(task, rows, weights, partners, capacity)
-            graphs, alone = _graphs(task, weights, capacity, partners)
-            if graphs is not None and not is_over():
+            plain = _is_plain(task, weights, capacity)
+            of_given = _by_given(task, rows, partners) if plain and not is_over() else None
+            graphs = None
+            if of_given is not None:
+                partners = of_given
+            elif plain and not is_over():
+                graphs = graphs_of([task.near.distances, task.far.distances])
+            if graphs is not None:
                 partners[rows] = _by_edges(graphs, rows, partners[rows], plan.device)
             small = graphs is None or len(rows) <= limits_of(plan.device).matched_points
-            if small and not alone and _small(task) and not is_over():
+            if small and of_given is None and _small(task) and not is_over():
                 partners[rows] = _improved(task, rows, weights, partners[rows], capacity)
         if task.support is not None:
             _check_allowed(task.support, rows, partners[rows], turned)
@@ -294,26 +300,29 @@ def _by_modes(
     return moved if after < before else partners
 
 
-def _graphs(
-    task: _Task, weights: Tensor, capacity: Tensor, partners: Tensor
-) -> tuple[tuple[Edges, Edges] | None, bool]:
-    """List the edges of two graphs, if any are to be kept; tell whether paths have no say then."""
-    # pairs weigh the same, and nothing but the tables has a say
+def _is_plain(task: _Task, weights: Tensor, capacity: Tensor) -> bool:
+    """Tell whether pairs weigh the same, and nothing but the tables has a say."""
     plain = task.linear is None and task.support is None and task.loss.is_square
     equal = (weights - weights.mean()).abs().max() <= EQUAL * weights.mean()
-    if not (plain and bool(equal) and bool((capacity == 1).all())):
-        return None, False
+    return plain and bool(equal) and bool((capacity == 1).all())
+
+
+def _by_given(task: _Task, rows: Tensor, partners: Tensor) -> Tensor | None:
+    """Match two graphs that were given by their edges; ``None`` where paths tell more."""
     near, far = task.near.space.given_graph, task.far.space.given_graph
-    sides = [task.near.distances, task.far.distances]
-    stored = any(side.matrix() is not None for side in sides)
-    if near is not None and far is not None:
-        edges = Edges.given(near), Edges.given(far)
-        some = min(len(side.keys) for side in edges) > 0
-        # landmarks tell less of large graphs than edges do; and paths less where these are kept
-        alone = some and kept_share(*edges, partners) >= limits_of(task.plan.device).kept_edges
-        if alone or not (stored or _small(task)):
-            return edges, True
-    return graphs_of(sides) if stored else None, False
+    if near is None or far is None:
+        return None
+    edges, device = (Edges.given(near), Edges.given(far)), task.plan.device
+    if not all(len(side.keys) for side in edges):
+        return None
+    # landmarks tell less of large graphs than edges do, and paths less of those whose edges are
+    # kept, or of a part
+    least, small = limits_of(device).kept_edges, _small(task)
+    if small and edges[0].n == edges[1].n and kept_share(*edges, partners) < least:
+        return None
+    found = partners.clone()
+    found[rows] = _by_edges(edges, rows, partners[rows], device)
+    return None if small and kept_share(*edges, found) < least else found
 
 
 def _by_edges(

@@ -474,7 +474,7 @@ def _sparse_belief(source: Graph, target: Graph, marginals: Marginals, count: in
 
 
 def match_edges_alone(near: Edges, far: Edges, marginals: Marginals) -> Tensor:
-    """Match two graphs of n nodes each by their edges: partners (n,).
+    """Match two graphs by their edges, the one with fewer nodes first: partners (n,).
 
     Messages among a few candidates of each node; and where these lose edges, those of all edges to
     all others, if there is room for them.
@@ -482,7 +482,8 @@ def match_edges_alone(near: Edges, far: Edges, marginals: Marginals) -> Tensor:
     device, edges = marginals.a.device, (len(near.keys), len(far.keys))
     found = rematch_regions(near, far, None, MATCHING_TRIES, device)
     partners = torch.from_numpy(found)
-    told = math.prod(edges) <= limits_of(device).walks
+    # messages between all edges leave no node out
+    told = near.n == far.n and math.prod(edges) <= limits_of(device).walks
     needed = 4 * math.prod(edges) + 16 * near.n**2
     if not told or _keeps_all(near, far, found) or needed > known_free(needed, device):
         return partners.to(device)

@@ -28,6 +28,7 @@ from torchgw._search.beliefs import (
 )
 from torchgw._starts.graphs import Array, Edges
 from torchgw._tensors.deadline import leaves
+from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics
@@ -39,7 +40,7 @@ _READ = 256
 class GivenMatch(NamedTuple):
     """A match of the nodes of two graphs."""
 
-    edges: tuple[Edges, Edges]
+    edges: tuple[Edges, Edges]  # of the graph with fewer nodes, and of the other
     sides: tuple[DistanceProvider, DistanceProvider]  # exact paths, in the units of the problem
     plan: PairPlan
     kept: float  # share of the edges of the graph that has fewer
@@ -47,9 +48,23 @@ class GivenMatch(NamedTuple):
     certain: bool  # whether it keeps nearly all of them, and with these its largest piece
     exact: bool  # whether these sides are what is compared, and not paths through landmarks
 
-    def keeps(self, partners: Tensor) -> float:
-        """Compute the share of edges that partners (n,) keep."""
+    @property
+    def of_all(self) -> bool:
+        """Whether no node is left out, so that the match is a plan."""
+        return self.edges[0].n == self.edges[1].n
+
+    def keeps(self, plan: Plan) -> float:
+        """Compute the share of edges that a plan keeps, as it is read."""
+        smaller = plan if plan.shape[0] <= plan.shape[1] else plan.T
+        partners = torch.as_tensor(smaller.argmax(1), device=plan.device)
         return kept_share(*self.edges, partners)
+
+    def filled(self, marginals: Marginals) -> Tensor:
+        """Make a plan (n, m) of these marginals, which shares out what the match leaves."""
+        plan = self.plan.stored().to(marginals.a)
+        left = Marginals(marginals.a - plan.sum(1), marginals.b - plan.sum(0))
+        rest = max(float(left.a.sum()), torch.finfo(plan.dtype).tiny)
+        return plan.addr(left.a, left.b, alpha=1 / rest)
 
     def value_of(self, plan: Plan) -> QuadraticValue:
         """Estimate what another plan costs."""
@@ -61,14 +76,17 @@ def match_given(
 ) -> GivenMatch | None:
     """Match two graphs, of which paths are compared by some scales; ``None`` if it takes long."""
     device, limits = problem.source.device, limits_of(problem.source.device)
-    near, far = (Edges.given(graph) for graph in graphs)
+    given = [Edges.given(graph) for graph in graphs]
+    near, far = sorted(given, key=lambda one: one.n)
     fewer = min(len(near.keys), len(far.keys))
     seconds = seconds_of_candidates(fewer) if device.type == "cpu" else 0.0
     if not (fewer and leaves(seconds)):
         return None
-    partners, n = match_edges_alone(near, far, problem.marginals), near.n
-    pairs = Anchors(torch.arange(n, device=device), partners)
-    plan = PairPlan(pairs, problem.marginals.a, (n, n), distinct=True)
+    partners = match_edges_alone(near, far, problem.marginals)
+    ends = torch.arange(near.n, device=device), partners
+    pairs = Anchors(*(ends if given[0] is near else ends[::-1]))
+    mass = torch.full_like(partners, 1 / far.n, dtype=problem.marginals.a.dtype)
+    plan = PairPlan(pairs, mass, problem.shape, distinct=True)
     exact = all(side.factors() is None for side in problem.sides)
     first, second = (
         problem.sides

@@ -352,7 +352,8 @@ def match_by_edges(asked: Asked, recorder: Recorder) -> GivenMatch | None:
     problem, graphs = asked.problem, asked.graphs
     if graphs[0] is None or graphs[1] is None or asked.checkpoint is not None:
         return None
-    if not (weigh_alike(problem.marginals) and searchable(problem, asked.init, asked.options)):
+    alike = all(weigh_alike(Marginals(each, each)) for each in problem.marginals)
+    if not (alike and searchable(problem, asked.init, asked.options)):
         return None
     strategy = strategy_of(asked)
     limits = limits_of(problem.source.device)
@@ -601,7 +602,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     if match is not None and asked.options.sharp and asked.problem.linear is None:
         return end_at_copy(asked, match, recorder)
     of_edges = None if match is not None else match_by_edges(asked, recorder)
-    if of_edges is not None and of_edges.certain:
+    if of_edges is not None and of_edges.certain and of_edges.of_all:
         return end_at_match(asked, of_edges, recorder)
     return conclude(asked, follow(asked, recorder, match))._replace(matched=of_edges)
 

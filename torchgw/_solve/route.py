@@ -401,7 +401,7 @@ def matches_given(facts: Facts, options: Options, limits: Limits) -> bool:
     # a few nodes do not stand for all of them
     large = facts.given and min(facts.n, facts.m) > limits.few_points
     plain = facts.plain and facts.linear is None and not facts.restricted and facts.alpha == 1
-    return _strict(facts, options) and usual and large and plain and facts.n == facts.m
+    return _strict(facts, options) and usual and large and plain
 
 
 def _points_of_chains(limits: Limits) -> str:

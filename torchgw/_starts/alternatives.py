@@ -273,6 +273,11 @@ WHY_UNMATCHED = (
     "The plan sends few of the edges of X to edges of Y, and no match of these alone keeps nearly "
     "all; there may be a better optimum. Pass an `init` that you know."
 )
+WHY_PART = (
+    "The plan sends few of the edges of the smaller graph to edges, and a match keeps nearly all: "
+    "with weights that are met on both sides a part of a graph has no plan of its own. See "
+    "`result.matching()`, which goes by the edges; or pass `mass` or `unbalanced`."
+)
 WHY_OPEN = {
     "auto": "Starts, followed on all points, did not agree on an optimum ({count} of them); there "
     "may be a better one. See `result.trials`; pass search='thorough' to search longer.",
