@@ -346,11 +346,16 @@ class KnownPairs(NamedTuple):
         return 2 * self.confidence * torch.minimum(a[self.likely.source], b[self.likely.target])
 
 
+def _listed(pairs: Any) -> Tensor:
+    """Read rows of pairs; a dictionary has a partner for each key."""
+    return to_tensor("pairs", list(pairs.items()) if isinstance(pairs, dict) else pairs)
+
+
 def are_likely(value: Any) -> bool:
     """Whether `pairs` says of some that they are likely, with a confidence."""
     if value is None:
         return False
-    table = to_tensor("pairs", value)
+    table = _listed(value)
     return table.ndim == 2 and table.shape[1] == 3 and not bool((table[:, 2] == math.inf).all())
 
 
@@ -358,7 +363,7 @@ def read_pairs(value: Any, shape: tuple[int, int], device: torch.device) -> Know
     """Read known pairs, integers (k, 2), or pairs with a confidence, numbers (k, 3)."""
     if value is None:
         return KnownPairs(None)
-    table = to_tensor("pairs", value)
+    table = _listed(value)
     if not table.numel():
         return KnownPairs(None)
     whole = table.dtype in (torch.int64, torch.int32)

@@ -261,8 +261,9 @@ def _side_of(
     table: _Columns, path: Path, member: str | None, id_column: str | None, label: str | None
 ) -> Side:
     """Take coordinates, names and labels apart."""
-    if member is id_column is label is None and set(ENDS) <= set(table.names):
-        ends = [_as_words(table.column(path, name)) for name in ENDS]
+    named = next((pair for pair in ENDS if set(pair) <= set(table.names)), None)
+    if member is id_column is label is None and named is not None:
+        ends = [_as_words(table.column(path, name)) for name in named]
         lengths = [table.column(path, LENGTH)] if LENGTH in table.names else []
         _check_numbers(path, [LENGTH], lengths)
         return _network(from_edges(list(zip(*ends, *lengths, strict=True))))
