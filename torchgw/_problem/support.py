@@ -6,6 +6,8 @@ support has are found by a maximum flow, whose minimum cut names points that out
 allowed partners (P. Hall's theorem, for weights).
 """
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import math
@@ -506,7 +508,7 @@ class _Flow(NamedTuple):
     slack: int  # units by which rounding may be off
 
     @classmethod
-    def of(cls, mask: Mask, a: Any, b: Any) -> "_Flow":
+    def of(cls, mask: Mask, a: Any, b: Any) -> _Flow:
         """Find one on a table."""
         (rows, used), (columns, wanted) = (
             _classes(table, weight) for table, weight in ((mask, a), (mask.T, b))
@@ -519,7 +521,7 @@ class _Flow(NamedTuple):
         return cls._between(table, rows, columns, _integers(a, b, rows, columns, (used, wanted)))
 
     @classmethod
-    def of_listed(cls, listed: scipy.sparse.csr_array, a: Any, b: Any) -> "_Flow":
+    def of_listed(cls, listed: scipy.sparse.csr_array, a: Any, b: Any) -> _Flow:
         """Find one on listed entries, on a few of each row and column if that is enough."""
         used, wanted = a > 0, b > 0
         rows, columns = (np.where(part, part.cumsum() - 1, -1) for part in (used, wanted))
@@ -532,7 +534,7 @@ class _Flow(NamedTuple):
         return flow._replace(table=table)
 
     @classmethod
-    def _between(cls, table: Any, rows: Any, columns: Any, numbers: Any) -> "_Flow":
+    def _between(cls, table: Any, rows: Any, columns: Any, numbers: Any) -> _Flow:
         """Find one between classes by SciPy's maximum flow."""
         (supply, demand), units, slack = numbers
         r, c = table.shape
