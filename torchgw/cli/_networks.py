@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import networkx
 
 NETWORKS = (".graphml", ".gml", ".mtx", ".edgelist", ".edges")
-# Columns of a table whose rows are edges, as NetworkX and igraph name them, and of their lengths.
-ENDS, LENGTH = (("source", "target"), ("from", "to")), "weight"
+# Column of a table whose rows are edges that has their lengths, as NetworkX names it.
+LENGTH = "weight"
 
 
 def read_network(path: Path) -> networkx.Graph:
