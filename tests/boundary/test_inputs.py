@@ -318,8 +318,9 @@ def test_a_nested_tensor_is_no_table(recwarn):
         torchgw.solve(torch.nested.nested_tensor([torch.ones(2, 3)]), Y)
 
 
-def test_a_table_of_edges_is_no_table_of_points():
-    frame = networkx.to_pandas_edgelist(networkx.path_graph(9))
+@pytest.mark.parametrize("ends", [("source", "target"), ("from", "to")])
+def test_a_table_of_edges_is_no_table_of_points(ends):
+    frame = networkx.to_pandas_edgelist(networkx.path_graph(9), *ends)
     with pytest.raises(InvalidInputError, match="networkx.from_pandas_edgelist"):
         solve(frame, Y)
     assert solve(frame.to_numpy(), Y).converged

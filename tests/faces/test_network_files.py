@@ -49,6 +49,13 @@ def test_nodes_with_numbers_are_in_their_order(text, tmp_path):
     assert side.space.number_of_edges() == 2
 
 
+def test_ends_of_edges_are_named_as_by_igraph_too(tmp_path):
+    (tmp_path / "network.tsv").write_text("from\tto\tweight\na\tb\t1\nb\tc\t2\n")
+    side = read_side(str(tmp_path / "network.tsv"))
+    assert side.ids.tolist() == ["a", "b", "c"]
+    assert side.space.edges["b", "c"]["weight"] == 2
+
+
 def test_a_matrix_that_is_not_symmetric_is_a_directed_network(tmp_path):
     matrix = scipy.sparse.coo_array(([1.0, 1.0], ([0, 1], [1, 2])), shape=(3, 3))
     scipy.io.mmwrite(tmp_path / "network.mtx", matrix)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib as mpl
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -91,6 +92,9 @@ def input_files():
     np.savetxt("cells.csv", points["X"], delimiter=",", header="x,y,z", comments="")
     for name in ("x", "y", "types"):
         Path(f"{name}.txt").write_text("\n".join(kinds), encoding="utf-8")
+    graph = nx.connected_watts_strogatz_graph(30, 4, 0.4, seed=1)
+    nx.write_graphml(graph, "worm.graphml")
+    nx.write_edgelist(graph, "fly.edges", data=False)
     if find_spec("anndata") is not None:
         from anndata import AnnData
 

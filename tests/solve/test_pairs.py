@@ -52,6 +52,14 @@ WAYS = {
 }  # fmt: skip
 
 
+def test_pairs_may_be_a_dictionary():
+    listed, named = (
+        torchgw.solve(X, Y, pairs=known, distances="euclidean", **FIXED)
+        for known in (PAIRS, dict(PAIRS.tolist()))
+    )
+    assert (listed.plan == named.plan).all()
+
+
 @pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_pairs_and_a_mask_of_them_have_one_answer(way: str):

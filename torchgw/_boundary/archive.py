@@ -155,9 +155,10 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
         raise InvalidInputError(f"{foreign} If it was one, it is damaged or cut short.")
     try:
         with source.open("rb") as file, zipfile.ZipFile(file) as stored:
-            names = _member_names(stored, source.stat().st_size)
+            names = {info.filename.removesuffix(".npy"): info for info in stored.infolist()}
             if not set(RESERVED) <= set(names):
                 raise InvalidInputError(foreign)
+            _check_members(stored, names, source.stat().st_size)
             members = {name: _read_member(stored, names[name], name) for name in names}
     except InvalidInputError:
         raise
@@ -191,10 +192,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _member_names(stored: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """List the members; refuse some that are compressed, come twice or exceed the file."""
+def _check_members(stored: zipfile.ZipFile, names: dict[str, zipfile.ZipInfo], size: int) -> None:
+    """Refuse members that are compressed, come twice or exceed the file."""
     entries = stored.infolist()
-    names = {info.filename.removesuffix(".npy"): info for info in entries}
     if len(names) < len(entries):
         raise ValueError("a member comes twice")
     for name, info in names.items():
@@ -202,7 +202,6 @@ def _member_names(stored: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipIn
             raise ValueError(f"`{name}` is compressed, as `save` leaves none")
     if sum(info.file_size for info in entries) > size:
         raise ValueError("its members claim to be larger than the file")
-    return names
 
 
 def _read_member(stored: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> NDArray[Any]:

@@ -139,6 +139,12 @@ def is_sparse(value: Any) -> bool:
     return known is not None and bool(known.issparse(value))
 
 
+def ends_among(names: Iterable[Any]) -> tuple[str, str] | None:
+    """Find the columns of both ends of edges, as NetworkX and igraph name them."""
+    known = set(names)
+    return next((e for e in (("source", "target"), ("from", "to")) if known.issuperset(e)), None)
+
+
 def _real_array(name: str, value: Any) -> NDArray[Any]:
     """Convert to a NumPy array of real numbers that PyTorch can take over."""
     if is_sparse(value):
@@ -163,11 +169,12 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
             f"Pass its points, {name}.vertices."
         )
     names = getattr(value, "columns", None)
-    if isinstance(names, Iterable) and {"source", "target"} <= set(names):
+    ends = ends_among(names) if isinstance(names, Iterable) else None
+    if ends is not None:
         raise InvalidInputError(
-            f"`{name}` has columns 'source' and 'target', as a table of edges. Pass "
-            f"networkx.from_pandas_edgelist({name}, edge_attr=True), or {name}.to_numpy() if its "
-            "rows are points."
+            f"`{name}` has columns {ends[0]!r} and {ends[1]!r}, as a table of edges. Pass "
+            f"networkx.from_pandas_edgelist({name}, {ends[0]!r}, {ends[1]!r}, edge_attr=True), or "
+            f"{name}.to_numpy() if its rows are points."
         )
     try:
         array = np.asarray(value)

@@ -1,5 +1,7 @@
 """How far a plan may be from the best one: the bounds in turn, and what the caller gets."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -126,12 +128,12 @@ class Certificate:
         """Whether no plan is better by more than a share of the value (and than rounding)."""
         return self.gap <= gap * abs(self.value) + self.rounding
 
-    def of(self, value: float, plan: scipy.sparse.csr_array) -> "Certificate":
+    def of(self, value: float, plan: scipy.sparse.csr_array) -> Certificate:
         """Say the same beside the value of another plan."""
         kept = plan if value < self.best_value else self.plan
         return replace(self, value=value, best_value=min(value, self.best_value), plan=kept)
 
-    def beside(self, earlier: "Certificate") -> "Certificate":
+    def beside(self, earlier: Certificate) -> Certificate:
         """Keep what an earlier one of the same problem has proven, if that is more."""
         more = earlier.lower_bound > self.lower_bound
         return replace(self, proof=earlier.proof) if more else self

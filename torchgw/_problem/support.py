@@ -6,6 +6,8 @@ support has are found by a maximum flow, whose minimum cut names points that out
 allowed partners (P. Hall's theorem, for weights).
 """
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import math
@@ -346,11 +348,16 @@ class KnownPairs(NamedTuple):
         return 2 * self.confidence * torch.minimum(a[self.likely.source], b[self.likely.target])
 
 
+def _listed(pairs: Any) -> Tensor:
+    """Read rows of pairs; a dictionary has a partner for each key."""
+    return to_tensor("pairs", list(pairs.items()) if isinstance(pairs, dict) else pairs)
+
+
 def are_likely(value: Any) -> bool:
     """Whether `pairs` says of some that they are likely, with a confidence."""
     if value is None:
         return False
-    table = to_tensor("pairs", value)
+    table = _listed(value)
     return table.ndim == 2 and table.shape[1] == 3 and not bool((table[:, 2] == math.inf).all())
 
 
@@ -358,7 +365,7 @@ def read_pairs(value: Any, shape: tuple[int, int], device: torch.device) -> Know
     """Read known pairs, integers (k, 2), or pairs with a confidence, numbers (k, 3)."""
     if value is None:
         return KnownPairs(None)
-    table = to_tensor("pairs", value)
+    table = _listed(value)
     if not table.numel():
         return KnownPairs(None)
     whole = table.dtype in (torch.int64, torch.int32)
@@ -501,7 +508,7 @@ class _Flow(NamedTuple):
     slack: int  # units by which rounding may be off
 
     @classmethod
-    def of(cls, mask: Mask, a: Any, b: Any) -> "_Flow":
+    def of(cls, mask: Mask, a: Any, b: Any) -> _Flow:
         """Find one on a table."""
         (rows, used), (columns, wanted) = (
             _classes(table, weight) for table, weight in ((mask, a), (mask.T, b))
@@ -514,7 +521,7 @@ class _Flow(NamedTuple):
         return cls._between(table, rows, columns, _integers(a, b, rows, columns, (used, wanted)))
 
     @classmethod
-    def of_listed(cls, listed: scipy.sparse.csr_array, a: Any, b: Any) -> "_Flow":
+    def of_listed(cls, listed: scipy.sparse.csr_array, a: Any, b: Any) -> _Flow:
         """Find one on listed entries, on a few of each row and column if that is enough."""
         used, wanted = a > 0, b > 0
         rows, columns = (np.where(part, part.cumsum() - 1, -1) for part in (used, wanted))
@@ -527,7 +534,7 @@ class _Flow(NamedTuple):
         return flow._replace(table=table)
 
     @classmethod
-    def _between(cls, table: Any, rows: Any, columns: Any, numbers: Any) -> "_Flow":
+    def _between(cls, table: Any, rows: Any, columns: Any, numbers: Any) -> _Flow:
         """Find one between classes by SciPy's maximum flow."""
         (supply, demand), units, slack = numbers
         r, c = table.shape

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchgw._boundary.archive import UNREADABLE, check_writable, written_whole
+from torchgw._boundary.arrays import ends_among
 from torchgw._errors import InvalidInputError
-from torchgw.cli._networks import ENDS, LENGTH, NETWORKS, from_edges, read_network, read_sparse
+from torchgw.cli._networks import LENGTH, NETWORKS, from_edges, read_network, read_sparse
 
 _FORMS = (
     "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.csv.gz`, `.tsv.gz`, `.parquet`, "
@@ -261,8 +262,9 @@ def _side_of(
     table: _Columns, path: Path, member: str | None, id_column: str | None, label: str | None
 ) -> Side:
     """Take coordinates, names and labels apart."""
-    if member is id_column is label is None and set(ENDS) <= set(table.names):
-        ends = [_as_words(table.column(path, name)) for name in ENDS]
+    named = ends_among(table.names)
+    if member is id_column is label is None and named is not None:
+        ends = [_as_words(table.column(path, name)) for name in named]
         lengths = [table.column(path, LENGTH)] if LENGTH in table.names else []
         _check_numbers(path, [LENGTH], lengths)
         return _network(from_edges(list(zip(*ends, *lengths, strict=True))))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import networkx
 
 NETWORKS = (".graphml", ".gml", ".mtx", ".edgelist", ".edges")
-# Columns of a table whose rows are edges, and the one of their lengths, as NetworkX names them.
-ENDS, LENGTH = ("source", "target"), "weight"
+# Column of a table whose rows are edges that has their lengths, as NetworkX names it.
+LENGTH = "weight"
 
 
 def read_network(path: Path) -> networkx.Graph:

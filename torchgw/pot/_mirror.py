@@ -27,6 +27,8 @@ INEXACT = 1e-3
 _FEW = 20
 # Change of a plan, as a share of its norm, below which steps are nearly linear in it. [L1301]
 _LINEAR = 1e-3
+# Steps in a row that lead back and are no shorter: plans go to and fro. [L2003]
+_TURNS = 5
 
 
 class Stop(NamedTuple):
@@ -189,24 +191,28 @@ def iterate(
 ) -> Ended:
     """Repeat a step until the plan stays; a step gets the last change, at first infinity."""
     # Where steps only depend on the plan they may go less far than to the plan that a step finds,
-    # if they turn back on one another, or further, where they are nearly linear.
-    errors, plan, converged = [np.inf], point, False
-    length, further = StepLength(), Anderson()
+    # once plans go to and fro, or further, where steps are nearly linear. Shortened before, some
+    # would lead to other optima than POT's.
+    errors, plan, converged, turns = [np.inf], point, False, 0
+    length, further, direction = StepLength(), Anderson(), np.zeros_like(point)
     for _ in range(int(stop.max_iter)):
         plan = step(point, errors[-1])
-        direction = plan - point
+        last, direction = direction, plan - point
         errors.append(float(np.linalg.norm(direction)))
+        if turns < _TURNS:
+            back = float((direction * last).sum()) < 0 and errors[-1] >= errors[-2]
+            turns = turns + 1 if back else 0
         if stop.verbose:
             sys.stderr.write(f"{len(errors) - 2:5d}|{errors[-1]:8e}\n")
         converged = errors[-1] <= stop.tol
         if converged:
             break
-        if not extrapolate:
-            point = plan
-        elif errors[-1] < _LINEAR * np.linalg.norm(plan):
+        if extrapolate and errors[-1] < _LINEAR * np.linalg.norm(plan):
             point = further.next(torch.from_numpy(point), torch.from_numpy(plan)).numpy()
-        else:
+        elif extrapolate and turns == _TURNS:
             point = point + length.next(torch.from_numpy(direction)) * direction
+        else:
+            point = plan
     return Ended(plan, errors[1:], None, converged)
 
 
