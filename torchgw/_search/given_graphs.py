@@ -46,7 +46,7 @@ class GivenMatch(NamedTuple):
     kept: float  # share of the edges of the graph that has fewer
     value: QuadraticValue
     certain: bool  # whether it keeps nearly all of them, and with these its largest piece
-    exact: bool  # whether these sides are what is compared, and not paths through landmarks
+    exact: bool  # whether these sides are the tables that are compared
 
     @property
     def of_all(self) -> bool:
@@ -87,19 +87,19 @@ def match_given(
     pairs = Anchors(*(ends if given[0] is near else ends[::-1]))
     mass = torch.full_like(partners, 1 / far.n, dtype=problem.marginals.a.dtype)
     plan = PairPlan(pairs, mass, problem.shape, distinct=True)
-    exact = all(side.factors() is None for side in problem.sides)
-    first, second = (
-        problem.sides
-        if exact
-        else tuple(
+    # tables of paths that are stored anyway; others come by columns, or go through landmarks
+    exact = all(side.cheap_columns and side.factors() is None for side in problem.sides)
+    sides = problem.sides
+    if not exact:
+        first, second = (
             DijkstraDistance(graph, device=device).scaled(scale)
             for graph, scale in zip(graphs, scales, strict=True)
         )
-    )
+        sides = first, second
     kept = kept_share(near, far, partners)
     certain = kept >= limits.kept_edges and connects(near, far, partners, limits.kept_edges)
-    value = _value((first, second), plan)
-    return GivenMatch((near, far), (first, second), plan, kept, value, certain, exact)
+    value = _value(sides, plan)
+    return GivenMatch((near, far), sides, plan, kept, value, certain, exact)
 
 
 def connects(near: Edges, far: Edges, partners: Tensor, share: float) -> bool:
