@@ -198,14 +198,13 @@ def match(
             _check_used(task, rows, partners, turned)
         elif improved and not is_over():
             partners = _by_modes(task, rows, weights, partners, capacity)
-            plain = _is_plain(task, weights, capacity)
-            of_given = _by_given(task, rows, partners) if plain and not is_over() else None
-            graphs = None
+            plain = _is_plain(task, weights, capacity) and not is_over()
+            of_given = _by_given(task, rows, partners) if plain else None
+            sides = task.near.distances, task.far.distances
+            graphs = graphs_of(sides) if plain and of_given is None else None
             if of_given is not None:
                 partners = of_given
-            elif plain and not is_over():
-                graphs = graphs_of([task.near.distances, task.far.distances])
-            if graphs is not None:
+            elif graphs is not None and not is_over():
                 partners[rows] = _by_edges(graphs, rows, partners[rows], plan.device)
             small = graphs is None or len(rows) <= limits_of(plan.device).matched_points
             if small and of_given is None and _small(task) and not is_over():
