@@ -51,6 +51,7 @@ from torchgw._starts.chain import (
     STANDS_OUT,
     Climbed,
     affordable_chains,
+    is_smeared,
     near,
 )
 from torchgw._starts.coarse import (
@@ -87,14 +88,10 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
     return all(_loneliness(*side) <= most for side in sides)
 
 
-def is_smeared(problem: Problem, found: Search) -> bool:
+def is_blurred(problem: Problem, found: Search) -> bool:
     """Tell whether the best plan between the nodes of two graphs hardly tells partners."""
     best = found.alternatives[0]
-    plan, epsilon = best.plan, best.epsilon
-    if epsilon == 0:
-        return False
-    product = torch.outer(plan.sum(1), plan.sum(0))
-    if float((plan - product).abs().sum()) > limits_of(plan.device).smeared:
+    if best.epsilon == 0 or not is_smeared(best.plan):
         return False
     tables = problem.source.matrix(), problem.target.matrix()
     return all(table is not None and is_sparse(table) for table in tables)
@@ -432,7 +429,7 @@ def match_edges(
     entries that matter of tables such as heat kernels, whose others are nearly equal.
 
     ``None`` if there are none, and if a plan (n, m) is not ``doubted`` and keeps most of them, or
-    is large.
+    is large; or is so large that messages along all of them take minutes.
     """
     x = _edges(problem.source, graphs[0])
     y = None if x is None else _edges(problem.target, graphs[1])
@@ -442,7 +439,13 @@ def match_edges(
     partners = torch.as_tensor(plan.argmax(1), device=x.device)
     before = _kept(x, y, partners.where(problem.marginals.a > 0, -1))
     limits = limits_of(x.device)
-    if (before >= limits.kept_edges or len(x) * len(y) > limits.edges) and not doubted:
+    large, fewest = (
+        len(x) * len(y) > limits.edges,
+        min(int(x.count_nonzero()), int(y.count_nonzero())),
+    )
+    if not doubted and (large or before >= limits.kept_edges):
+        return None
+    if large and fewest * max(len(x), len(y)) > limits.walks:
         return None
     say_share(MATCHED, "edges are matched too, of which the plan keeps few")
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))

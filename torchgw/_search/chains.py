@@ -46,6 +46,7 @@ from torchgw._starts.chain import (
     Ladder,
     agree,
     enough,
+    is_smeared,
     kinds_of_chains,
     near,
     promising,
@@ -314,13 +315,12 @@ def _matchings(partners: Tensor, like: Tensor) -> Tensor:
 
 def _have_met(world: World, chains: Sequence[Chain]) -> bool:
     """Whether the best of some chains has the plan of another one, far from the product plan."""
-    product = torch.outer(*world.marginals)
     best, *others = sorted(chains, key=_objective)
-    away = best.plan - product
-    if float(away.abs().sum()) <= limits_of(away.device).smeared:
+    if is_smeared(best.plan):
         return False
-    moves = ((one.plan - product).flatten() for one in others)
-    return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)
+    product = torch.outer(*world.marginals)
+    away, *moves = ((one.plan - product).flatten() for one in (best, *others))
+    return any(float(torch.cosine_similarity(away, one, 0)) > _MET for one in moves)
 
 
 def _noise(found: Climb) -> Chain:
@@ -669,7 +669,8 @@ def _by_rounds(found: Climb) -> None:
         ][:REFINED]
         if stack is None:
             world.finish(fresh, found.low)
-            found.agreed = bool(improved.agreed)
+            # where plans are compared all may be one blur, which leads to different ones below it
+            found.agreed = bool(improved.agreed) and not is_smeared(members.plans[0])
         elif not improved.agreed:
             # groups that were put together have made them of each other
             found.related += tuple(chain.name for chain in fresh)

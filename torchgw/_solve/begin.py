@@ -258,7 +258,7 @@ def first_guess(
 
 def best_found(problem: Problem, search: Search) -> Guess:
     """Begin at the best optimum that a search has found."""
-    if all_points.is_smeared(problem, search):
+    if all_points.is_blurred(problem, search):
         # begun at the smaller epsilon of the optimum, the plan would stay where it is
         return PRODUCT
     guess = from_alternative(search.alternatives[0], problem.source.device)

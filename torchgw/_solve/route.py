@@ -522,7 +522,8 @@ MOVES = (
             (_follows(facts, options, limits) and facts.hops)
             or matches_given(facts, options, limits)
         ),
-        lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt; "
+        lambda limits: f"{limits.edges:,} pairs; where the plan is in doubt, also up to "
+        f"{limits.walks:,.0f} edges times nodes; "
         f"all graphs given of more than {limits.few_points} nodes",
     ),
     Move(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._problem.limits import Limits
+from torchgw._problem.limits import Limits, limits_of
 
 # Epsilons of this file are shares of the natural scale.
 # Where chains are compared first: those that lead to a poor optimum are in it by then. [L323]
@@ -243,6 +243,12 @@ def stands_out(chains: Sequence[Chain]) -> bool:
     best = min(chains, key=lambda chain: chain.objective)
     others = [chain.value for chain in chains if not near(chain, best, SAME)]
     return best.value < STANDS_OUT * min(others, default=0)
+
+
+def is_smeared(plan: Tensor) -> bool:
+    """Tell whether a plan (s, t) is so near the product plan that it hardly tells partners."""
+    away = plan - torch.outer(plan.sum(1), plan.sum(0))
+    return float(away.abs().sum()) <= limits_of(plan.device).smeared
 
 
 def promising(chains: Sequence[Chain]) -> list[Chain]:
