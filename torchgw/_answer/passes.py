@@ -20,12 +20,12 @@ from torch import Tensor
 from torchgw._batch.packing import has_triton
 from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import MarginalRule, Problem
+from torchgw._problem.problem import MarginalRule, Problem, weigh_alike
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.given_graphs import GivenMatch
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.stack import STEPS_LEFT, Stack, can_stack
-from torchgw._search.tabu import best_matchings, exchange
+from torchgw._search.tabu import best_matchings, exchange, walk_from
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
@@ -68,7 +68,7 @@ from torchgw._starts.alternatives import (
     sent_apart,
     with_end,
 )
-from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, STANDS_OUT, Trial
+from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, SAME, STANDS_OUT, Trial
 from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
 from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
@@ -698,28 +698,36 @@ def _by_repair(incumbent: Incumbent) -> None:
 def _by_exchanges(incumbent: Incumbent) -> None:
     """Solve from the best matching of few points, or from plans whose entries exchange partners."""
     options, problem = incumbent.lowest.strategy.options, incumbent.asked.problem
-    limits = limits_of(problem.source.device)
-    few = max(problem.shape) <= limits.exchanged_points
-    if not (few and options.sharp and incumbent.strict and problem.loss.cross is not None):
+    limits, larger = limits_of(problem.source.device), max(problem.shape)
+    few = larger <= limits.exchanged_points
+    looked_at = options.sharp if few else incumbent.searched and larger <= limits.all_points
+    if not (looked_at and incumbent.strict and problem.loss.cross is not None):
         return
-    while _exchange(incumbent):
+    while _exchange(incumbent, few):
         pass
 
 
-def _exchange(incumbent: Incumbent) -> bool:
+def _exchange(incumbent: Incumbent, few: bool) -> bool:
     """Follow the best matching, or the best exchange; tell whether another may be lower still."""
     asked, outcome, search = incumbent.asked, incumbent.lowest, incumbent.lowest.search
     problem, clock = asked.problem, perf_counter()
     shape = problem.shape
-    if search is None or not outcome.ending.status.converged:
+    if search is None or not outcome.ending.status.converged or is_over():
         return False
     whole = coarse_problem(problem.priced(outcome.strategy.scale), max(shape)).problem
     source, target = (side.indices for side in whole.sides)
     before = outcome.ending.plan.to_dense()[source[:, None], target].to(whole.base)
-    matched = can_exchange(whole)
-    if matched:
-        partners, _ = best_matchings(whole, before[None])
-        plan = torch.nn.functional.one_hot(partners[0], before.shape[1]).to(before) / len(before)
+    partners = None
+    if can_exchange(whole):
+        partners = best_matchings(whole, before[None])[0][0]
+    elif not few:
+        # steps with entropy stop at a matching, from which exchanges may lead lower
+        blur = 1 - float(before.amax(1).sum() / before.norm()) / math.sqrt(len(before))
+        if blur > SAME or not weigh_alike(whole.weights):
+            return False
+        partners = walk_from(whole, before)
+    if partners is not None:
+        plan = torch.nn.functional.one_hot(partners, before.shape[1]).to(before) / len(before)
     else:
         plan, better = before, None if problem.directed else before
         while better is not None:
@@ -730,7 +738,12 @@ def _exchange(incumbent: Incumbent) -> bool:
     if value >= outcome.value - nothing:
         return False
     better = Alternative(value, "exchanges", plan, source, target, shape, epsilon=0.0)
-    return _follow_sharp(incumbent, better, clock) and not matched
+    if few:
+        return _follow_sharp(incumbent, better, clock) and partners is None
+    lower = incumbent.follow_found(better, clock)
+    if lower:
+        incumbent.doubt(WHY_OPEN["auto"].format(count=len(search.trials) + 1))
+    return lower
 
 
 def _follow_sharp(incumbent: Incumbent, better: Alternative, clock: float) -> bool:

@@ -243,11 +243,23 @@ def best_matchings(
 
     n, device = len(problem.base), problem.base.device
     known = [linear_sum_assignment(plan.cpu(), maximize=True)[1] for plan in plans[:_STARTS]]
-    near = (-2 * problem.alpha / n**2) * problem.x.double()
-    parts = list(zip(near, problem.y.double().mT, strict=True))
-    walk = Exchanges(Assignments.of(parts, problem.base.double() / n))
+    walk = Exchanges.of(problem)
     found = search(walk, np.array(known, dtype=np.int64).reshape(-1, n), times * _LOOKED_AT)
     return torch.from_numpy(found.states[:_STARTS]).to(device), found.agreed
+
+
+def walk_from(problem: CoarseProblem, plan: Tensor) -> Tensor:
+    """Find the best matching (n,) on a walk from the one that is most like a plan (n, n)."""
+    from scipy.optimize import linear_sum_assignment
+
+    walk, left = Exchanges.of(problem), len(plan)
+    walk.begin(linear_sum_assignment(plan.cpu(), maximize=True)[1][None])
+    # few moves tell that a matching cannot be helped; one that can is worth more
+    while left and not is_over():
+        before, left = walk.least[0], left - 1
+        walk.step()
+        left = left if walk.least[0] == before else _ROUND * len(plan)
+    return torch.from_numpy(walk.best[0]).to(plan.device)
 
 
 def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | None:
@@ -357,6 +369,14 @@ class Exchanges(Walk):
         empty = np.arange(n) >= problem.points
         closed = np.eye(n, dtype=bool) | (empty & empty[:, None])
         self.closed = np.where(closed, _EVER, 0).astype(np.int32)
+
+    @classmethod
+    def of(cls, problem: CoarseProblem) -> Exchanges:
+        """Begin with the matchings of a problem."""
+        n = len(problem.base)
+        near = (-2 * problem.alpha / n**2) * problem.x.double()
+        parts = list(zip(near, problem.y.double().mT, strict=True))
+        return cls(Assignments.of(parts, problem.base.double() / n))
 
     def evaluated(self, states: Array) -> tuple[Array, Array]:
         """Compute what the exchanges of matchings add."""

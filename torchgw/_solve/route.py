@@ -464,13 +464,14 @@ MOVES = (
     ),
     Move(
         "exchanges", "tabu search over matchings, or entries that exchange partners",
-        "where chains are followed and weights equal, or the plan is polished",
+        "where chains are followed and weights equal, or the plan is polished or near a matching",
         lambda facts, options, limits: (
             (_follows(facts, options, limits) and facts.assignment
-             or (_strict(facts, options) and options.sharp and facts.products))
-            and facts.larger <= limits.exchanged_points
+             and facts.larger <= limits.all_points)
+            or (_strict(facts, options) and options.sharp and facts.products
+                and facts.larger <= limits.exchanged_points)
         ),
-        lambda limits: f"{limits.exchanged_points} points a side",
+        lambda limits: f"{limits.exchanged_points} points a side; one walk of {limits.all_points}",
     ),
     Move(
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
