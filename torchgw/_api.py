@@ -378,8 +378,7 @@ def _solve(
                 question = reduced(question, posed.reduction)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
-                route = strategy_of(question).route
-                return cast("GWResult", told_of(route, posed.reduction))
+                return cast("GWResult", told_of(strategy_of(question).route, posed.reduction))
             outcome, problem = _answer(call, posed, question, recorder)
             if call.pair is not None:
                 sides = sides.featured(call.pair, asked.feature_metric)

@@ -274,10 +274,8 @@ class GWLoss(torch.nn.Module):
             # without a linear cost, which has no meaning between a side and itself
             own = (("XX", x, masses[0]), ("YY", y, masses[1]))
             for role, table, mass in own:
-                part = self._values(role, key, table, table, None, mass, mass, alpha)
-                values = values - part / 2
-        dtype = torch.promote_types(X.dtype, torch.float32)
-        values = values.to(dtype)
+                values = values - self._values(role, key, table, table, None, mass, mass, alpha) / 2
+        values = values.to(torch.promote_types(X.dtype, torch.float32))
         if self.reduction == "none":
             return values
         return values.mean() if self.reduction == "mean" else values.sum()
@@ -353,8 +351,7 @@ class GWLoss(torch.nn.Module):
             packed = _packed(problem, alpha, math.nan, None)
             every = torch.arange(len(x), device=x.device)
             share = None if linear is None else (1 - alpha) * linear
-            scale = natural_scale(packed, every, share)
-            self.epsilon = AUTO_EPSILON * float(scale.mean())
+            self.epsilon = AUTO_EPSILON * float(natural_scale(packed, every, share).mean())
         if name[0] != "XY":
             return self._go_on(problem, alpha, torch.diag_embed(a))
         self.searches += 1
@@ -365,8 +362,7 @@ class GWLoss(torch.nn.Module):
             x, y, linear, a=a, b=b, alpha=alpha, scale=None, epsilon=self.epsilon, n_init=starts
         )
         assert isinstance(found.entries, Tensor)
-        plan = found.entries.view(len(x), x.shape[1], y.shape[1])
-        return self._go_on(problem, alpha, plan)
+        return self._go_on(problem, alpha, found.entries.view(len(x), x.shape[1], y.shape[1]))
 
     def _followed(
         self, problem: _Problem, alpha: float, last: _Kept, wanted: list[bool]

@@ -767,5 +767,4 @@ def _extent(distances: DistanceProvider) -> NDArray[np.float64]:
     square = distances.columns(some).double().square()
     square = square - square.mean(dim=0)
     square = square - square.mean(dim=1, keepdim=True)
-    coordinates = torch.linalg.svd(square, full_matrices=False)[0]
-    return to_numpy(coordinates[:, 0])
+    return to_numpy(torch.linalg.svd(square, full_matrices=False)[0][:, 0])

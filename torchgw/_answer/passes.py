@@ -275,8 +275,7 @@ def _starts(incumbent: Incumbent) -> Iterator[Rival]:
     if first is None:
         return
     if first.match is not None:
-        guess = Guess(first.match, None, GUESS_EPSILON)
-        yield Rival(asked.again(guess), "optimum", _BY_MATCH)
+        yield Rival(asked.again(Guess(first.match, None, GUESS_EPSILON)), "optimum", _BY_MATCH)
     found: list[Alternative] = []
     if first.few is not None and not first.few.alternatives:
         yield product
@@ -671,8 +670,7 @@ def _by_match(incumbent: Incumbent, match: GivenMatch) -> None:
         epsilon = outcome.ending.epsilon
         more = own.value - match.value.value
         more += epsilon * (outcome.ending.evaluation.kl - math.log(problem.source.n))
-        noise = math.hypot(own.standard_error, match.value.standard_error)
-        if more > ERRORS * noise:
+        if more > ERRORS * math.hypot(own.standard_error, match.value.standard_error):
             incumbent.lowest = end_at_match(incumbent.asked, match, outcome.recorder, fewer)
     if match.keeps(incumbent.lowest.ending.plan) < match.kept:
         incumbent.doubt(fewer)
@@ -799,8 +797,7 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
 
 def _value(problem: Problem, one: Alternative) -> float:
     """Evaluate a plan of all points; a search does so roughly for losses that are no products."""
-    shape = problem.shape
-    plan = torch.zeros(shape, dtype=torch.float64, device=one.plan.device)
+    plan = torch.zeros(problem.shape, dtype=torch.float64, device=one.plan.device)
     plan[one.source[:, None], one.target] = one.plan.double()
     crossed = (problem.cross()(plan.to(problem.dtype)) * plan).sum()
     value = problem.alpha * float(own_value(problem, problem.marginals) - 2 * crossed)

@@ -210,8 +210,7 @@ class Model:
             )
             linear = feature_cost(near, far, metric)
         alpha = moved.get("alpha", problem.alpha)
-        tracked = frozenset(inputs)
-        return cls(source, target, a, b, linear, alpha, tracked, moved.get("epsilon"))
+        return cls(source, target, a, b, linear, alpha, frozenset(inputs), moved.get("epsilon"))
 
 
 def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> TrackedSide:
@@ -361,8 +360,7 @@ def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _Strea
         factor = (1 - points.square().sum(1, keepdim=True)).rsqrt()
 
     def arc(x: Tensor, y: Tensor) -> Tensor:
-        length = _euclidean(x[:, :-1], y[:, :-1])
-        return 2 / root * (length * x[:, -1:] * y[:, -1]).asinh()
+        return 2 / root * (_euclidean(x[:, :-1], y[:, :-1]) * x[:, -1:] * y[:, -1]).asinh()
 
     return _StreamedSide(torch.cat([points, factor], 1), arc)
 

@@ -102,8 +102,7 @@ class PairPlan(_GivenPlan):
             matrix = self.mass.new_zeros(n, m)
             matrix[self.pairs] = self.mass
             return matrix
-        flat = self.pairs.source * m + self.pairs.target
-        return accumulate(flat, self.mass, n * m).reshape(n, m)
+        return accumulate(self.pairs.source * m + self.pairs.target, self.mass, n * m).reshape(n, m)
 
     def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
         turn = order.argsort()[self.pairs.source].argsort()

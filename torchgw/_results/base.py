@@ -216,8 +216,7 @@ class Result:
         """Let a plan give NumPy's arrays if those of the result are NumPy's."""
         parts = vars(self)
         if isinstance(parts.get("marginal_a"), np.ndarray):
-            plan = parts["lazy_plan"].giving(in_numpy=True)
-            object.__setattr__(self, "lazy_plan", plan)
+            object.__setattr__(self, "lazy_plan", parts["lazy_plan"].giving(in_numpy=True))
 
     def in_numpy(self: Own) -> Own:
         """Return the same result with NumPy's arrays in place of tensors."""

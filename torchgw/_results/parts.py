@@ -124,9 +124,7 @@ def take_apart(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         shape = [int(size) for size in csr.shape]
         parts = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
         return "csr", {**parts, "shape": shape}
-    if isinstance(value, DistanceProvider):
-        return _provider_parts(value)
-    return None
+    return _provider_parts(value) if isinstance(value, DistanceProvider) else None
 
 
 def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dict[str, Any]]:

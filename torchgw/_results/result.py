@@ -392,8 +392,7 @@ class GWResult(Result):
         .. [1] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
            Foundations of Computational Mathematics 2011.
         """
-        extension = self._known()
-        return lower_bound(extension, self.lazy_plan.weights)
+        return lower_bound(self._known(), self.lazy_plan.weights)
 
     @property
     def plan(self) -> Any:

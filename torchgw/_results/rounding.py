@@ -215,8 +215,7 @@ class _Descent:
         take_steps(self, max_iter=_STEPS)
         # the matching is chosen by shares of rows, so that rows of little weight count as much as
         # others
-        weights = self.problem.weights[:, None]
-        share = self._plan / weights.clamp_min(torch.finfo(plan.dtype).tiny)
+        share = self._plan / self.problem.weights[:, None].clamp_min(torch.finfo(plan.dtype).tiny)
         return assign_least(-share, self.problem.slots)
 
     def begin(self) -> float:
@@ -314,8 +313,7 @@ def _placed(problem: Assignment, partners: NDArray[np.int64]) -> NDArray[np.int6
         + np.arange(len(order))
         - np.searchsorted(ordered, ordered)
     )
-    left = np.setdiff1d(np.arange(len(problem.slots)), places)
-    return np.concatenate([places, left])
+    return np.concatenate([places, np.setdiff1d(np.arange(len(problem.slots)), places)])
 
 
 def _exchange(problem: Assignment, partners: Tensor) -> Tensor:

@@ -325,9 +325,7 @@ def search_twice(
     if not cheap and _affordable(problem, how) < limits.fewest_chains:
         # relaxed problems have no thorough search
         return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
-    if how == "fast":
-        return nothing._replace(doubt=WHY_FAST)
-    return nothing._replace(compare=True)
+    return nothing._replace(doubt=WHY_FAST) if how == "fast" else nothing._replace(compare=True)
 
 
 def repair_found(
@@ -397,8 +395,7 @@ def few_enough(problem: Problem, how: SearchName) -> bool:
 
 def _affordable(problem: Problem, how: SearchName) -> int:
     """Count the chains that a search may follow."""
-    limits = limits_of(problem.source.device)
-    return affordable_chains(limits, how, *problem.shape)
+    return affordable_chains(limits_of(problem.source.device), how, *problem.shape)
 
 
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their

@@ -278,8 +278,7 @@ def rematch_regions(
 
 def _weight(near: Edges, far: Edges, partners: Array) -> float:
     """Sum up what partners (n,) keep, of each edge from both ends."""
-    there = far.at(partners[near.rows], partners[near.columns], near.layer)
-    return float(near.weights @ there)
+    return float(near.weights @ far.at(partners[near.rows], partners[near.columns], near.layer))
 
 
 def _by_candidates(near: Edges, far: Edges, device: torch.device) -> Array:
@@ -393,8 +392,7 @@ def _anew(state: Ends, regions: Array, seed: int, device: torch.device) -> list[
     share = torch.full((size,), 1 / size, device=device)
     lost = np.stack([_lost(state, *nodes) for nodes in zip(regions, there, strict=True)])
     evidence = torch.from_numpy(lost).float().to(device)
-    weights = Marginals(share, share)
-    plans = believed_plans(source, target, weights, seed, evidence, _BRIEF).cpu()
+    plans = believed_plans(source, target, Marginals(share, share), seed, evidence, _BRIEF).cpu()
     chosen = (linear_sum_assignment(plan, maximize=True)[1] for plan in plans)
     return [old[place] for old, place in zip(there, chosen, strict=True)]
 

@@ -686,8 +686,7 @@ def _to_ends(found: Climb) -> None:
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = world.problem.weights
     # an optimum that no ladder comes to may be met from the product plan at the target
-    product = noisy_product(*weights)
-    starts = [("product", product), *((chain.name, chain.plan) for chain in chains)]
+    starts = [("product", noisy_product(*weights)), *((chain.name, chain.plan) for chain in chains)]
     # where plans may be matchings, tabu search has exchanged their partners; of more points too few
     # exchanges are looked at to tell anything [L1867]
     checked = world.tiny and not can_exchange(world.problem)

@@ -517,5 +517,4 @@ def agreement(
 def _centred(provider: DistanceProvider, points: SpreadPoints) -> Tensor:
     """Centre the distances of another provider among some points, (1, s, s)."""
     index = points.indices.to(provider.device)
-    table = provider.between(index, index).to(points.table)
-    return centre(points._replace(table=table))[0][None]
+    return centre(points._replace(table=provider.between(index, index).to(points.table)))[0][None]

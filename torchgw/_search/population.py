@@ -174,8 +174,7 @@ def exchange(
         some, lower = some[better], Ends(*(part[better] for part in lower))
         fresh = Members(*lower, torch.full_like(some, _EXCHANGED)[:, None])
         members.put(some, distinct(members.of(some).beside(fresh), members.plans.shape[1]))
-    met = _met(starts, members, _family(starts, families))
-    return Population(members, agreed, followed, met)
+    return Population(members, agreed, followed, _met(starts, members, _family(starts, families)))
 
 
 class Found(NamedTuple):

@@ -457,8 +457,7 @@ class Graph(NamedTuple):
     @property
     def starts(self) -> Tensor:
         """Where the edges of each node begin, (n + 1,)."""
-        every = torch.arange(self.nodes + 1, device=self.rows.device)
-        return torch.searchsorted(self.rows, every)
+        return torch.searchsorted(self.rows, torch.arange(self.nodes + 1, device=self.rows.device))
 
     @property
     def reverse(self) -> Tensor:

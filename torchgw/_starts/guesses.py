@@ -235,8 +235,7 @@ def _drawn(
     order = dy.flatten().argsort(stable=True)
     # the diagonal is no pair
     order = order[order % (m + 1) != 0]
-    lengths = dy.flatten()[order]
-    place = torch.searchsorted(lengths, dx[first, second].contiguous())
+    place = torch.searchsorted(dy.flatten()[order], dx[first, second].contiguous())
     # how exactly distances agree is not known: pairs are drawn from windows of all widths
     width = torch.exp(uniform[3] * math.log(max(2.0, _WIDEST * len(order))))
     place = (place + ((2 * uniform[4] - 1) * width).round().long()).clamp_(0, len(order) - 1)

@@ -388,8 +388,7 @@ def barycenter(
     mass = as_weights("a", a, n, where, "point of the barycenter")
     count = len(providers)
     given = check_each("masses", masses, count)
-    tables = features_of_each(features, count, where)
-    members = list(map(Space, providers, given, tables, shares))
+    members = list(map(Space, providers, given, features_of_each(features, count, where), shares))
     fixed = fixed_structure, fixed_features
     starts = _starts(n, members, generator, (init, init_features), fixed, n_init)
     asked = {"alpha": alpha, "epsilon": epsilon, "random_state": seed}
@@ -449,8 +448,7 @@ def _starts(
     where = members[0].provider.device
     if init is not None:
         matrix = check_distances("init", init).to(where).double()
-        what = "the distances of the barycenter to start from"
-        check_shape("init", matrix, (n, n), what)
+        check_shape("init", matrix, (n, n), "the distances of the barycenter to start from")
         own = PrecomputedDistance(matrix)
         starts = [
             start._replace(distances=own) if fixed[0] or k == 0 else start

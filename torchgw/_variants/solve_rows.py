@@ -568,8 +568,7 @@ def _sees(call: _Call, table: Rows, points: Tensor, tolerance: float) -> tuple[i
     drawn, count = points[_even(points, _MEASURED)], _FIRST
     known = _distances(call, table, points, drawn)
     while True:
-        base = points[_even(points, count)]
-        apart = _distances(call, table, base, drawn) - known
+        apart = _distances(call, table, points[_even(points, count)], drawn) - known
         error = float(apart.square().mean().sqrt())
         logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
         if error <= tolerance:
@@ -693,8 +692,7 @@ def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
     potentials = Potentials(arrays["f"].double(), arrays["g"].double())
     x, y = (_Side(*(arrays[f"{letter}.{name}"] for name in _Side._fields)) for letter in "XY")
     backend = choose_backend("auto", device, torch.float64)
-    masses = Marginals(x.masses, y.masses)
-    plan = TransportPlan(cost, potentials, masses, told["epsilon"], backend)
+    plan = TransportPlan(cost, potentials, Marginals(x.masses, y.masses), told["epsilon"], backend)
     return _Map.of(x, y, plan), _Map.of(y, x, plan.T)
 
 

@@ -238,8 +238,7 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
     # the power of a small number would underflow
     weight = power(closest / closest.max(), SPREAD)
     keys = uniform.to(closest.device).log() / weight
-    possible = int((weight > 0).sum())
-    return keys.topk(min(size, possible)).indices
+    return keys.topk(min(size, int((weight > 0).sum()))).indices
 
 
 def _nystrom(block: Tensor) -> tuple[Tensor, Tensor]:

@@ -192,8 +192,7 @@ def _nearest_by_tree(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbour
 def _leaves_pay(base: Leaves, query: Leaves, n_neighbors: int) -> bool:
     """Estimate from some query leaves whether visiting leaves beats products of all pairs."""
     d = base.points.shape[2]
-    step = max(1, len(query.low) // _PROBES)
-    probes = query.at(slice(None, None, step))
+    probes = query.at(slice(None, None, max(1, len(query.low) // _PROBES)))
     visited = 0.0
     for part in _leaf_blocks(probes, base):
         visited += float(_worth_a_look(probes.at(part), base, n_neighbors).sum())
