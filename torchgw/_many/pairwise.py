@@ -35,13 +35,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
-from torchgw._problem.table import (
-    Options,
-    Regularization,
-    SearchName,
-    check_options,
-    takes_options,
-)
+from torchgw._problem.table import Options, Regularization, SearchName, check_options, takes_options
 from torchgw._search.beliefs import LONG
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together

@@ -53,13 +53,7 @@ from torchgw._starts.chain import (
     affordable_chains,
     near,
 )
-from torchgw._starts.coarse import (
-    Coarsened,
-    CoarseProblem,
-    centre,
-    coarse_problem,
-    is_graph,
-)
+from torchgw._starts.coarse import Coarsened, CoarseProblem, centre, coarse_problem, is_graph
 from torchgw._starts.standard import put_in_standard_form
 from torchgw._tensors.deadline import is_over, say_more, say_share
 from torchgw._tensors.machine import slowness

@@ -41,15 +41,7 @@ from torchgw._problem.problem import Problem, is_sparse, stored_matrix, weigh_al
 from torchgw._starts.alternatives import Alternative
 from torchgw._starts.candidates import LOST, match_by_candidates
 from torchgw._starts.chain import COMPARED_AT, INNER
-from torchgw._starts.graphs import (
-    Array,
-    Edges,
-    Ends,
-    Graph,
-    SparseRows,
-    exchange_ends,
-    graphs_of,
-)
+from torchgw._starts.graphs import Array, Edges, Ends, Graph, SparseRows, exchange_ends, graphs_of
 from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
 from torchgw._tensors.deadline import is_over, say_beside
 from torchgw._tensors.machine import known_free, slowness

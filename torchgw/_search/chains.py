@@ -52,13 +52,7 @@ from torchgw._starts.chain import (
     stacked,
     stands_out,
 )
-from torchgw._starts.coarse import (
-    Coarsened,
-    CoarseProblem,
-    can_exchange,
-    has_graphs,
-    is_graph,
-)
+from torchgw._starts.coarse import Coarsened, CoarseProblem, can_exchange, has_graphs, is_graph
 from torchgw._starts.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
 from torchgw._tensors.deadline import is_over, say_share
 from torchgw._tensors.operations import Call, call_directly

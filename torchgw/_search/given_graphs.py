@@ -20,12 +20,7 @@ from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._search.beliefs import (
-    is_kept,
-    kept_share,
-    match_edges_alone,
-    seconds_of_candidates,
-)
+from torchgw._search.beliefs import is_kept, kept_share, match_edges_alone, seconds_of_candidates
 from torchgw._starts.graphs import Array, Edges
 from torchgw._tensors.deadline import leaves
 from torchgw._typing import Marginals

@@ -187,11 +187,7 @@ def _iterate(
 
 
 def follow_all(
-    coarse: Coarsened,
-    target: float,
-    count: int,
-    solve: BatchSolver,
-    call: Call = call_directly,
+    coarse: Coarsened, target: float, count: int, solve: BatchSolver, call: Call = call_directly
 ) -> tuple[tuple[str, ...], Judged]:
     """Follow so many starts between few points to a target; return their names and their ends."""
     hints = find_hints(coarse.problem)

@@ -67,12 +67,7 @@ from torchgw._solve.state import (
     Status,
 )
 from torchgw._solve.step import prepare, promised_error, solve_linear
-from torchgw._solve.strategy import (
-    MOST_ANCHORS,
-    Strategy,
-    choose_strategy,
-    strategy_of_copies,
-)
+from torchgw._solve.strategy import MOST_ANCHORS, Strategy, choose_strategy, strategy_of_copies
 from torchgw._starts.alternatives import WHY_TIME, Search
 from torchgw._starts.isometry import Isometry, find_isometry
 from torchgw._starts.subsample import Coarse, draw_subsample

@@ -18,12 +18,7 @@ from torchgw._problem.problem import Facts
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
-from torchgw._solve.forecast import (
-    Forecast,
-    iteration_seconds,
-    problem_seconds,
-    tiled_seconds,
-)
+from torchgw._solve.forecast import Forecast, iteration_seconds, problem_seconds, tiled_seconds
 from torchgw._solve.state import RESOLVED, Dtypes, Options, rounding
 from torchgw._starts.chain import affordable_chains
 from torchgw._tensors.machine import slowness

@@ -22,12 +22,7 @@ from torchgw._boundary.arrays import (
     without_tensors,
 )
 from torchgw._boundary.checks import check_count, check_flag, reject_unknown
-from torchgw._errors import (
-    ConvergenceWarning,
-    InvalidInputError,
-    TorchGWWarning,
-    warn_user,
-)
+from torchgw._errors import ConvergenceWarning, InvalidInputError, TorchGWWarning, warn_user
 from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import stored_matrix

@@ -34,12 +34,7 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.arrays import check_points, resolve_device, to_numpy
-from torchgw._boundary.checks import (
-    check_choice,
-    check_count,
-    check_not_negative,
-    reject_unknown,
-)
+from torchgw._boundary.checks import check_choice, check_count, check_not_negative, reject_unknown
 from torchgw._boundary.console import Progress, progress
 from torchgw._boundary.rows import Rows
 from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, warn_user

@@ -19,13 +19,7 @@ from torch import Tensor
 from torchgw._errors import BackendUnavailableError, PerformanceWarning, warn_user
 from torchgw._tensors.operations import ALL_PAIRS, FEW_PAIRS, average, lengths
 from torchgw._tensors.ranks import Ranks
-from torchgw.distances._graph.leaves import (
-    Leaves,
-    box_gaps,
-    into_leaves,
-    leaf_count,
-    pair_squares,
-)
+from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, leaf_count, pair_squares
 
 logger = logging.getLogger(__name__)
 

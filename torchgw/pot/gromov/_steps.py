@@ -19,14 +19,7 @@ from torchgw._typing import Marginals
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, handed, product, uniform
 from torchgw.pot._quadratic import Quadratic
-from torchgw.pot.gromov._read import (
-    Call,
-    Problem,
-    check_epsilon,
-    check_limits,
-    meets,
-    read_start,
-)
+from torchgw.pot.gromov._read import Call, Problem, check_epsilon, check_limits, meets, read_start
 
 Kind = Literal["balanced", "partial", "semirelaxed"]
 
