@@ -272,8 +272,7 @@ class GWLoss(torch.nn.Module):
         values = self._values("XY", key, x, y, linear, *masses, alpha)
         if self.debiased:
             # without a linear cost, which has no meaning between a side and itself
-            own = (("XX", x, masses[0]), ("YY", y, masses[1]))
-            for role, table, mass in own:
+            for role, table, mass in (("XX", x, masses[0]), ("YY", y, masses[1])):
                 values = values - self._values(role, key, table, table, None, mass, mass, alpha) / 2
         values = values.to(torch.promote_types(X.dtype, torch.float32))
         if self.reduction == "none":
@@ -304,8 +303,7 @@ class GWLoss(torch.nn.Module):
             return 1 - points @ points.mT
         if self.distances == "sqeuclidean":
             length = points.square().sum(2)
-            squares = length[:, :, None] + length[:, None, :] - 2 * points @ points.mT
-            return squares.clamp_min(0)
+            return (length[:, :, None] + length[:, None, :] - 2 * points @ points.mT).clamp_min(0)
         return straight(points, points)
 
     def _values(

@@ -476,8 +476,7 @@ def plot_path(found: PathResult, *, ax: Axes | None = None) -> Axes:
     ax.set_xticks(place, found.points, rotation=45)
     right = ax.twinx()
     right.plot(place, to_numpy(found.value), "--", color="0.7", label="value (right)")
-    handles = [*ax.get_lines(), *right.get_lines()]
-    right.legend(handles=handles, frameon=False, fontsize="small")
+    right.legend(handles=[*ax.get_lines(), *right.get_lines()], frameon=False, fontsize="small")
     return ax
 
 

@@ -189,8 +189,7 @@ class Incumbent:
         rival = rival or Rival(self.asked.again(better), "optimum", better.label)
         if not self.follow(rival) or self.lowest.search is None or before is None:
             return False
-        trials = (_told(better.label, self.lowest, perf_counter() - clock), *before.trials)
-        self.say(trials=trials)
+        self.say(trials=(_told(better.label, self.lowest, perf_counter() - clock), *before.trials))
         return True
 
     def doubt(self, why: str) -> None:
@@ -918,8 +917,7 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
             other = conclude(asked, followed)
     # a polished plan has its marginals, whether its steps have come to an end or not
     status = other.ending.status
-    comparable = status.converged or status is Status.POLISH_LIMIT
-    if not comparable:
+    if not (status.converged or status is Status.POLISH_LIMIT):
         return searched
     lower = other.objective < searched.objective - nothing
     found = other.search or Search((), math.nan, doubt=search.doubt)

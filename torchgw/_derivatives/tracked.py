@@ -176,8 +176,7 @@ class Model:
 
     def crossed(self, table: Tensor) -> Tensor:
         """Compute D_X table D_Y, or the mean of D_X table D_Y' over both ways, (n, m)."""
-        parts = [far.apply(near.apply(table).T).T for near, far in self.ways]
-        return torch.stack(parts).mean(0)
+        return torch.stack([far.apply(near.apply(table).T).T for near, far in self.ways]).mean(0)
 
     @property
     def linear_moves(self) -> bool:

@@ -306,8 +306,7 @@ class SampledGradient(contract.StrictGradient):
 
     def _relations(self) -> list[tuple[DistanceProvider, DistanceProvider]]:
         """Pair the relations of both sides: of pairs of pairs one way holds (p, q) and (q, p)."""
-        sides = (side.relations() for side in self.problem.sides)
-        return list(zip(*sides, strict=True))
+        return list(zip(*(side.relations() for side in self.problem.sides), strict=True))
 
     def _tables(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Give all distances of both sides, for each relation."""

@@ -216,8 +216,7 @@ class Plan(ABC):
         """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64."""
         if not isinstance(axis, Integral) or axis not in (0, 1):
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
-        turned = self if axis == 1 else self.T
-        return turned.topk(1)[1][:, 0]
+        return (self if axis == 1 else self.T).topk(1)[1][:, 0]
 
     @handed_out
     @exactly

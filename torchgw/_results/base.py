@@ -76,8 +76,7 @@ def write_result(
             # a plan of its largest entries has no shares
             whole = fields["lazy_plan"]["type"] == "TransportPlan"
             rows = result.lazy_plan.shape[0] if whole else None
-            head = {"kind": _PARTS, "size": ranks.size, "key": key, "rows": rows}
-            write_archive(path, head, {})
+            write_archive(path, {"kind": _PARTS, "size": ranks.size, "key": key, "rows": rows}, {})
         ranks.any(False)
 
 

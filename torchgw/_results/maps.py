@@ -213,8 +213,7 @@ def fit_map(
     weights = pairs.weights
     if robust:
         # the bulk is found by maps that cannot follow a single pair
-        stiff = _affine if kind == "thin_plate" else fit
-        weights = _robust(pairs, stiff, weights, absolute=True)
+        weights = _robust(pairs, _affine if kind == "thin_plate" else fit, weights, absolute=True)
         weights = _robust(pairs, fit, weights, absolute=False)
         if kind == "thin_plate" and smoothing is None:
             # wrong pairs ask for stiff plates, those that are left for what follows them

@@ -295,8 +295,7 @@ def _build_extension(**parts: Any) -> Extension:
         parts["own"],
     )  # fmt: skip
     # older files lack some, which have defaults
-    kept = {name: parts[name] for name in _EXTENSION if name in parts}
-    return Extension(spaces, known, **kept)
+    return Extension(spaces, known, **{name: parts[name] for name in _EXTENSION if name in parts})
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:

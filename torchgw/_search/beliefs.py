@@ -433,8 +433,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
     needed = 4 * count + tables
     told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
     if graphs is not None:
-        tries = 0.0 if told else MATCHING_TRIES
-        partners = rematch_regions(*graphs, None, tries, x.device)
+        partners = rematch_regions(*graphs, None, 0.0 if told else MATCHING_TRIES, x.device)
         found.append(_matching(problem, torch.from_numpy(partners)))
     if told and not (graphs is not None and _keeps_all(*graphs, partners)):
         plan = _sparse_belief(source, target, problem.marginals, count)

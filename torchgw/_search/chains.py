@@ -368,8 +368,7 @@ def _from_product(found: Climb) -> None:
         numbers = range(done, min(count, done + some))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
-            some_of = [one for one in fresh if one.kind.ladder == ladder]
-            world.descend(some_of, ladder, found.level)
+            world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, found.level)
         chains = sorted(chains + fresh, key=_objective)
         if not opposed and not is_over():
             # what breaks the symmetry of the product plan grows to one side, often the same for all

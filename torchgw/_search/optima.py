@@ -308,8 +308,7 @@ def find_optima(
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     if match is not None:
         match = match[None] if match.shape == coarse.problem.base.shape else None
-    known = {"best matching": _best_matching(coarse.problem), "copies": match}
-    for label, plan in known.items():
+    for label, plan in {"best matching": _best_matching(coarse.problem), "copies": match}.items():
         if plan is not None:
             alternatives = _with_plan(
                 problem, coarse.problem, alternatives, plan, label, target, solve
@@ -324,8 +323,7 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
     if not problem.plain or not all(isinstance(side, tuple) for side in readers):
         return call_directly
-    read = (*readers, problem.linear)
-    return way_to_call("search", problem.source.device, backend, read, count)
+    return way_to_call("search", problem.source.device, backend, (*readers, problem.linear), count)
 
 
 def _is_open(coarse: Coarsened, values: list[float], ambiguity: float) -> bool:

@@ -305,8 +305,7 @@ def choose_storage(
         return Storage(stored, None, storable, why)
     width = width_of((facts.n, facts.m), facts.device)
     few = min(facts.n, facts.m) < _FEWEST_BLOCKS * width
-    width_or_none = None if few and options.skip_tiles == "auto" else width
-    return Storage(stored, width_or_none, storable, why)
+    return Storage(stored, None if few and options.skip_tiles == "auto" else width, storable, why)
 
 
 def store_cost(

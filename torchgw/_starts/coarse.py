@@ -393,8 +393,7 @@ def _centre(
         row = skew @ weights
         centred = torch.cat([centred, skew - row[:, :, None] + row[:, None, :]])
         rows, means = torch.cat([rows, row]), torch.cat([means, torch.zeros_like(means)])
-    own = weights @ loss.own[number](table) @ weights
-    return centred, rows, means, own[None]
+    return centred, rows, means, (weights @ loss.own[number](table) @ weights)[None]
 
 
 def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:

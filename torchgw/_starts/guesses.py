@@ -128,8 +128,7 @@ def find_hints(problem: CoarseProblem) -> Hints:
     """Compute the hints for first costs on the host, and return them on the device."""
     # One read; LAPACK is faster at problems of this size, its answer the same everywhere, and a GPU
     # would load the code of sorts and distances for 60 ms. [L1020]
-    sides = problem.sides
-    tables = [part for side in sides for part in (side.table, side.weights)]
+    tables = [part for side in problem.sides for part in (side.table, side.weights)]
     host = torch.cat([part.flatten() for part in tables]).cpu()
     x, a, y, b = host.split([part.numel() for part in tables])
     source = problem.source._replace(table=x.view_as(tables[0]), weights=a)

@@ -533,7 +533,6 @@ class BarycenterResult(Result):
             raise InvalidInputError(
                 f"`dimension` must be below the {len(table)} points; got {dimension}."
             )
-        square = table if squared else table.square()
-        values, vectors = torch.linalg.eigh(-centred(square) / 2)
+        values, vectors = torch.linalg.eigh(-centred(table if squared else table.square()) / 2)
         size = values.flip(0)[:dimension].clamp_min(0).sqrt()
         return in_kind(self.weights, vectors.flip(1)[:, :dimension] * size)

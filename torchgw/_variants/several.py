@@ -159,10 +159,9 @@ class AllResult(Result):
         for s, item in tables.items():
             plan = self.common.results[s].lazy_plan
             share += importance[s] * to_numpy(plan @ (item[:, None] == names).astype(np.float64))
-        found = [
+        return tuple(
             names[to_numpy(item.lazy_plan.T @ share).argmax(1)] for item in self.common.results
-        ]
-        return tuple(found)
+        )
 
     def transform(
         self, i: int, j: int, X_new: Any = None, *, D_new: Any = None, values: Any

@@ -243,8 +243,7 @@ def carry(column: Any, plan: Plan) -> dict[str, Any]:
     from pandas import Categorical
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
-    if numbers and not _are_groups(column):
+    if (is_numeric_dtype(column) and not is_bool_dtype(column)) and not _are_groups(column):
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         known = np.isfinite(values)
         sums = to_numpy(plan @ np.column_stack([np.where(known, values, 0), known]))

@@ -155,8 +155,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
 def explain(options: argparse.Namespace) -> int:
     """Print what a match of two files would take, and how it would go."""
     _, given = _read_inputs(options)
-    route = torchgw.explain(**given, options=torchgw.Options(**_solve_settings(options)))
-    print(spoken(route))
+    print(spoken(torchgw.explain(**given, options=torchgw.Options(**_solve_settings(options)))))
     return EXIT_CONVERGED
 
 
@@ -167,8 +166,7 @@ def _read_inputs(options: argparse.Namespace) -> tuple[list[Side], dict[str, Any
             "--distances measures points, and --distance-matrices says that X and Y are distances "
             "already. Drop one of them."
         )
-    columns = options.id_column, options.label_column
-    sides = _read_sides((options.X, options.Y), columns)
+    sides = _read_sides((options.X, options.Y), (options.id_column, options.label_column))
     for side in sides:
         if options.distance_matrices and side.kind != "table":
             raise InvalidInputError(

@@ -303,8 +303,7 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
         return figure
     ax = figure.add_subplot()
     if options.kind == "plan":
-        order = "structure" if labels is None else labels[0]
-        plotting.plot_plan(result, order=order, ax=ax)
+        plotting.plot_plan(result, order="structure" if labels is None else labels[0], ax=ax)
     elif options.kind == "convergence":
         plotting.plot_convergence(result, ax=ax)
     elif options.kind == "alternatives":

@@ -187,8 +187,7 @@ def _add_landmarks(
             # all vertices that are left are duplicates of landmarks
             break
         farthest = min(_EXTREMES, count) - len(landmarks)
-        known = (*rows, others)
-        fresh = _choose_round(closest, known, farthest, count - len(landmarks), generator)
+        fresh = _choose_round(closest, (*rows, others), farthest, count - len(landmarks), generator)
         landmarks = torch.cat([landmarks, fresh])
         rows.append(rows_of(fresh))
     return landmarks

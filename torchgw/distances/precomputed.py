@@ -163,8 +163,7 @@ def geodesic_matrices(graphs: Sequence[Any], *, n_jobs: int | None = None) -> li
     list of Tensor, shapes (n, n), float64, on the CPU
     """
     geodesics = [as_geodesics(graph) for graph in graphs]
-    tasks = [(each, np.arange(each.n)) for each in geodesics]
-    return path_lengths(tasks, n_jobs=n_jobs)
+    return path_lengths([(each, np.arange(each.n)) for each in geodesics], n_jobs=n_jobs)
 
 
 def are_tables(value: Any) -> bool:

@@ -383,8 +383,7 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
         Xs = validate_data(self, as_numpy(Xs), dtype=FLOATS, reset=False)
-        plan = self.result_.lazy_plan
-        return self._map(Xs, self.xs_, self.xt_, plan, self.result_.transform)
+        return self._map(Xs, self.xs_, self.xt_, self.result_.lazy_plan, self.result_.transform)
 
     def inverse_transform(self, Xt: Any) -> Any:
         """Map target points into the source space, shape (q, d); new ones have no labels."""

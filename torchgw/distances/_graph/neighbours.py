@@ -217,8 +217,7 @@ def _worth_a_look(query: Leaves, base: Leaves, n_neighbors: int) -> Tensor:
     square = pair_squares(query.points, base.points[seeds].flatten(1, 2))
     square.masked_fill_((base.row[seeds] < 0).flatten(1)[:, None], torch.inf)
     reach = square.topk(n_neighbors, dim=2, largest=False).values[:, :, -1].amax(dim=1)
-    mask = gap < reach[:, None]
-    return mask.scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
+    return (gap < reach[:, None]).scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
 
 
 def _nearest_by_one_launch(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbours:
