@@ -69,6 +69,10 @@ def assign(
             # a plan has less mass in all
             whole = whole.masked_fill(~support, -2.0)
         table = whole.cpu().numpy()
+        likeliest = table.argmax(1)
+        if (np.bincount(likeliest, minlength=m) <= capacity.numpy()).all():
+            # nothing more can be had, as of a plan that is a matching
+            return torch.from_numpy(likeliest)
         return torch.from_numpy(
             slots[scipy.optimize.linear_sum_assignment(table[:, slots], maximize=True)[1]]
         )
