@@ -463,15 +463,10 @@ class Former(TypedDict, total=False):
     callback: Callable[[Iteration], Any] | None
     distributed: Distributed
     checkpoint: str | os.PathLike[str] | None
-    # the name that `redraw` had before
-    momentum: float | None
 
 
 # How these are spelled now.
-FORMER: dict[str, str] = {
-    name: f"options=torchgw.Options({'redraw' if name == 'momentum' else name}=...)"
-    for name in Former.__annotations__
-}
+FORMER = {name: f"options=torchgw.Options({name}=...)" for name in Former.__annotations__}
 
 
 def gather(
@@ -479,14 +474,10 @@ def gather(
 ) -> Options:
     """Read the options of a call: from its parameters, its object of options, and former names."""
     given = differing(parameters)
-    if former.get("momentum", 0) is None:
-        former = {name: value for name, value in former.items() if name != "momentum"}
     if former:
         spelled = ", ".join(f"`{name}` is now {FORMER[name]}" for name in former)
         warn_user(f"{spelled}.", DeprecationWarning)
-        given |= differing(
-            {"redraw" if name == "momentum" else name: value for name, value in former.items()}
-        )
+        given |= differing(former)
     if options is None:
         return Options(**given)
     _check_once(given, options)
