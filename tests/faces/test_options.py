@@ -17,7 +17,7 @@ import torch
 import torchgw
 from torchgw import InvalidTypeError, Options, TorchGWError
 from torchgw._api import DATA, solve
-from torchgw._problem.table import FORMER, TABLE, Former, spelled
+from torchgw._problem.table import FORMER, TABLE, spelled
 from torchgw.cli import main
 from torchgw.cli._align import _solve_settings
 from torchgw.cli._arguments import spoken
@@ -79,7 +79,7 @@ def test_solve_has_the_parameters_that_people_use():
     assert [*parameters][-1] == "former"
     assert set(parameters) == {*DATA, *COMMON, "options", "former"}
     assert len(parameters) - 1 == 34
-    hints = get_type_hints(solve, {**vars(inspect.getmodule(solve)), "Unpack": list})
+    hints = get_type_hints(solve)
     for name in COMMON:
         assert parameters[name].default == TABLE[name].default
         assert hints[name] == TABLE[name].type, "the type in the signature is that of the table"
@@ -162,13 +162,6 @@ def test_estimators_have_all_of_them():
     for estimator in (sklearn.GWDistance, sklearn.GWKernel):
         own = {name: value for name, value in estimator().get_params().items() if name in TABLE}
         assert own == {name: TABLE[name].default for name in own}
-
-
-def test_former_names_are_those_of_the_table():
-    former = get_type_hints(Former)
-    # options that came later never were parameters of their own
-    assert set(former) == {*RARE} - {"reflections"}
-    assert all(former[name] == TABLE[name].type for name in former)
 
 
 @pytest.mark.parametrize("name", FORMER)

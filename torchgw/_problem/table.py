@@ -12,7 +12,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from functools import partial, wraps
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -438,35 +438,9 @@ def differing(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Former(TypedDict, total=False):
-    """Options that `solve` took by name once, and takes so with a warning."""
-
-    feature_metric: FeatureMetric
-    n_landmarks: int | None
-    curvature: float | tuple[float, float] | None
-    disconnected: ConnectPolicy
-    n_anchors: int | None
-    redraw: float
-    min_iter: int
-    objective_tol: float
-    inner_max_iter: int
-    inner_tol: float | None
-    unbalanced_type: Literal["kl", "l2"]
-    unbalanced_unit: Literal["value", "scale"]
-    backend: BackendName | Backend
-    dtype: torch.dtype | None
-    precision: Precision
-    storage: Storage
-    skip_tiles: bool | Literal["auto"]
-    resolution: float | Literal["auto"] | None
-    cache: str | os.PathLike[str] | None
-    callback: Callable[[Iteration], Any] | None
-    distributed: Distributed
-    checkpoint: str | os.PathLike[str] | None
-
-
-# How these are spelled now.
-FORMER = {name: f"options=torchgw.Options({name}=...)" for name in Former.__annotations__}
+# Options that `solve` has no parameters for, or no more: it takes them so with a warning that says
+# how they are spelled.
+FORMER = {name: f"options=torchgw.Options({name}=...)" for name in TABLE if not TABLE[name].common}
 
 
 def gather(
