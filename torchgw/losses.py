@@ -201,8 +201,7 @@ class GWLoss(torch.nn.Module):
         check_choice("reduction", reduction, get_args(Reduction))
         check_options(epsilon=epsilon)
         check_not_negative("jump", jump)
-        if search_every is not None:
-            check_count("search_every", search_every)
+        check_count("search_every", search_every, none=True)
         check_flag("debiased", debiased)
         self.rules: Rules = check_rules(max_iter, tol, 1e-4, 2000, inner_tol, n_init)
         self.distances, self.alpha, self.debiased = distances, alpha, debiased

@@ -20,8 +20,8 @@ from torchgw._boundary.checks import (
     as_points_of,
     as_values,
     check_draw,
-    check_entries,
     check_threshold,
+    check_within,
 )
 from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._sinkhorn.problem import Cost
@@ -228,7 +228,7 @@ class Plan(ABC):
         InvalidInputError
             Unless 1 <= k <= m.
         """
-        return self._largest(check_entries(k, self.shape[1]))
+        return self._largest(check_within("k", k, 1, self.shape[1]))
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, and their columns."""
@@ -309,7 +309,6 @@ class Plan(ABC):
             Its sum is the mass kept.
         """
         if k is not None:
-            k = check_entries(k, self.shape[1])
             values, columns = map(to_numpy, self.topk(k))
             start = np.arange(0, values.size + 1, k)
             data = values.astype(np.float64).ravel()

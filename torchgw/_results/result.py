@@ -842,8 +842,7 @@ class GWResult(Result):
         plan = self.lazy_plan.giving(in_numpy=False)
         moved = (torch.as_tensor(part, device=plan.device) for part in self.marginals)
         masses = plan.weights if extension.known.own is None else Marginals(*moved)
-        if time_limit is not None:
-            check_not_negative("time_limit", time_limit)
+        check_not_negative("time_limit", time_limit, none=True)
         with within(time_limit):
             found = match(plan, masses, extension, kind, improve)
         return self._handed_out(found)
@@ -968,8 +967,7 @@ class GWResult(Result):
         True
         """
         check_count("n_resamples", n_resamples)
-        if time_limit is not None:
-            check_not_negative("time_limit", time_limit)
+        check_not_negative("time_limit", time_limit, none=True)
         plan = self.lazy_plan.giving(in_numpy=False)
         with plainly(plan.device):
             found = confidence(

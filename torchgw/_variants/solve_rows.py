@@ -383,10 +383,8 @@ def solve_rows(
     """
     if n_base != "auto":
         check_count("n_base", n_base)
-    if block is not None:
-        check_count("block", block)
-    if time_limit is not None:
-        check_not_negative("time_limit", time_limit)
+    check_count("block", block, none=True)
+    check_not_negative("time_limit", time_limit, none=True)
     end = math.inf if time_limit is None else monotonic() + time_limit
     options = Options() if options is None else options
     where = resolve_device(device)
