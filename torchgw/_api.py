@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, cast
+from typing import Any, Literal, NamedTuple, ParamSpec, cast
 
 import torch
 from torch import Tensor
@@ -55,7 +55,6 @@ from torchgw._problem.table import (
     FORMER,
     TABLE,
     Differentiable,
-    Former,
     GradientName,
     Options,
     Regularization,
@@ -83,9 +82,6 @@ from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Ranks, check_distributed, join, share_inputs, together
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 P = ParamSpec("P")
 # Arguments of `solve` that are no options.
@@ -133,7 +129,7 @@ def solve(
     random_state: Seed | None = None,
     verbose: bool = False,
     options: Options | None = None,
-    **former: "Unpack[Former]",
+    **former: Any,
 ) -> GWResult:
     """Match two data sets by the distances inside each: entropic Gromov-Wasserstein transport.
 
@@ -378,8 +374,7 @@ def _solve(
                 question = reduced(question, posed.reduction)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
-                route = strategy_of(question).route
-                return cast("GWResult", told_of(route, posed.reduction))
+                return cast("GWResult", told_of(strategy_of(question).route, posed.reduction))
             outcome, problem = _answer(call, posed, question, recorder)
             if call.pair is not None:
                 sides = sides.featured(call.pair, asked.feature_metric)

@@ -201,8 +201,7 @@ class GWLoss(torch.nn.Module):
         check_choice("reduction", reduction, get_args(Reduction))
         check_options(epsilon=epsilon)
         check_not_negative("jump", jump)
-        if search_every is not None:
-            check_count("search_every", search_every)
+        check_count("search_every", search_every, none=True)
         check_flag("debiased", debiased)
         self.rules: Rules = check_rules(max_iter, tol, 1e-4, 2000, inner_tol, n_init)
         self.distances, self.alpha, self.debiased = distances, alpha, debiased
@@ -272,12 +271,9 @@ class GWLoss(torch.nn.Module):
         values = self._values("XY", key, x, y, linear, *masses, alpha)
         if self.debiased:
             # without a linear cost, which has no meaning between a side and itself
-            own = (("XX", x, masses[0]), ("YY", y, masses[1]))
-            for role, table, mass in own:
-                part = self._values(role, key, table, table, None, mass, mass, alpha)
-                values = values - part / 2
-        dtype = torch.promote_types(X.dtype, torch.float32)
-        values = values.to(dtype)
+            for role, table, mass in (("XX", x, masses[0]), ("YY", y, masses[1])):
+                values = values - self._values(role, key, table, table, None, mass, mass, alpha) / 2
+        values = values.to(torch.promote_types(X.dtype, torch.float32))
         if self.reduction == "none":
             return values
         return values.mean() if self.reduction == "mean" else values.sum()
@@ -306,8 +302,7 @@ class GWLoss(torch.nn.Module):
             return 1 - points @ points.mT
         if self.distances == "sqeuclidean":
             length = points.square().sum(2)
-            squares = length[:, :, None] + length[:, None, :] - 2 * points @ points.mT
-            return squares.clamp_min(0)
+            return (length[:, :, None] + length[:, None, :] - 2 * points @ points.mT).clamp_min(0)
         return straight(points, points)
 
     def _values(
@@ -353,8 +348,7 @@ class GWLoss(torch.nn.Module):
             packed = _packed(problem, alpha, math.nan, None)
             every = torch.arange(len(x), device=x.device)
             share = None if linear is None else (1 - alpha) * linear
-            scale = natural_scale(packed, every, share)
-            self.epsilon = AUTO_EPSILON * float(scale.mean())
+            self.epsilon = AUTO_EPSILON * float(natural_scale(packed, every, share).mean())
         if name[0] != "XY":
             return self._go_on(problem, alpha, torch.diag_embed(a))
         self.searches += 1
@@ -365,8 +359,7 @@ class GWLoss(torch.nn.Module):
             x, y, linear, a=a, b=b, alpha=alpha, scale=None, epsilon=self.epsilon, n_init=starts
         )
         assert isinstance(found.entries, Tensor)
-        plan = found.entries.view(len(x), x.shape[1], y.shape[1])
-        return self._go_on(problem, alpha, plan)
+        return self._go_on(problem, alpha, found.entries.view(len(x), x.shape[1], y.shape[1]))
 
     def _followed(
         self, problem: _Problem, alpha: float, last: _Kept, wanted: list[bool]

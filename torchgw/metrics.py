@@ -90,8 +90,7 @@ def transfer_labels(
         nearest = np.argpartition(
             scipy.spatial.distance.cdist(x[rows], y), n_neighbors - 1, axis=1
         )[:, :n_neighbors]
-        votes = (place[nearest][:, :, None] == np.arange(len(classes))).sum(1)
-        chosen.append(votes.argmax(1))
+        chosen.append((place[nearest][:, :, None] == np.arange(len(classes))).sum(1).argmax(1))
     return classes[np.concatenate(chosen)]
 
 

@@ -476,8 +476,7 @@ def plot_path(found: PathResult, *, ax: Axes | None = None) -> Axes:
     ax.set_xticks(place, found.points, rotation=45)
     right = ax.twinx()
     right.plot(place, to_numpy(found.value), "--", color="0.7", label="value (right)")
-    handles = [*ax.get_lines(), *right.get_lines()]
-    right.legend(handles=handles, frameon=False, fontsize="small")
+    right.legend(handles=[*ax.get_lines(), *right.get_lines()], frameon=False, fontsize="small")
     return ax
 
 
@@ -767,5 +766,4 @@ def _extent(distances: DistanceProvider) -> NDArray[np.float64]:
     square = distances.columns(some).double().square()
     square = square - square.mean(dim=0)
     square = square - square.mean(dim=1, keepdim=True)
-    coordinates = torch.linalg.svd(square, full_matrices=False)[0]
-    return to_numpy(coordinates[:, 0])
+    return to_numpy(torch.linalg.svd(square, full_matrices=False)[0][:, 0])

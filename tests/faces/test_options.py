@@ -17,7 +17,7 @@ import torch
 import torchgw
 from torchgw import InvalidTypeError, Options, TorchGWError
 from torchgw._api import DATA, solve
-from torchgw._problem.table import FORMER, TABLE, Former, spelled
+from torchgw._problem.table import FORMER, TABLE, spelled
 from torchgw.cli import main
 from torchgw.cli._align import _solve_settings
 from torchgw.cli._arguments import spoken
@@ -79,7 +79,7 @@ def test_solve_has_the_parameters_that_people_use():
     assert [*parameters][-1] == "former"
     assert set(parameters) == {*DATA, *COMMON, "options", "former"}
     assert len(parameters) - 1 == 34
-    hints = get_type_hints(solve, {**vars(inspect.getmodule(solve)), "Unpack": list})
+    hints = get_type_hints(solve)
     for name in COMMON:
         assert parameters[name].default == TABLE[name].default
         assert hints[name] == TABLE[name].type, "the type in the signature is that of the table"
@@ -150,9 +150,8 @@ def test_many_problems_take_one_object(call):
 def test_estimators_have_all_of_them():
     sklearn = pytest.importorskip("torchgw.sklearn", reason="needs scikit-learn")
     defaults = {name: option.default for name, option in TABLE.items() if name != "differentiable"}
-    more = {"metric": None, "momentum": None}
     for estimator in (sklearn.GWAligner, sklearn.GWTransport):
-        assert estimator().get_params() == defaults | more
+        assert estimator().get_params() == defaults | {"metric": None}
         with pytest.raises(InvalidTypeError, match="Did you mean 'max_iter'"):
             estimator(maxiter=3)
         for name, (_, wrong) in VALUES.items():
@@ -165,24 +164,16 @@ def test_estimators_have_all_of_them():
         assert own == {name: TABLE[name].default for name in own}
 
 
-def test_former_names_are_those_of_the_table():
-    former = get_type_hints(Former)
-    # options that came later never were parameters of their own
-    assert set(former) == {*RARE, "momentum"} - {"reflections"}
-    assert all(former[name] == TABLE[name].type for name in former if name != "momentum")
-
-
 @pytest.mark.parametrize("name", FORMER)
 def test_a_former_name_works_and_says_the_new_spelling(name, monkeypatch):
-    now = "redraw" if name == "momentum" else name
-    value, wrong = VALUES[now]
+    value, wrong = VALUES[name]
     with pytest.warns(DeprecationWarning, match="is now") as caught:
         asked = asked_by(monkeypatch, **{name: value})
-    assert str(caught[0].message) == f"`{name}` is now options=torchgw.Options({now}=...)."
+    assert str(caught[0].message) == f"`{name}` is now options=torchgw.Options({name}=...)."
     assert caught[0].filename == __file__
-    assert asked == Options(**{now: value})
+    assert asked == Options(**{name: value})
     with pytest.warns(DeprecationWarning, match="is now"):
-        assert refusal(solve, X, X, **{name: wrong}) == refusal(Options, **{now: wrong})
+        assert refusal(solve, X, X, **{name: wrong}) == refusal(Options, **{name: wrong})
 
 
 def test_an_option_is_given_once(monkeypatch):

@@ -84,8 +84,7 @@ def solve_balanced(asked: Asked, recorder: Recorder, way: Way) -> Outcome:
     if asked.init is None and options.n_init is None and not is_over():
         apart = asked._replace(problem=replace(problem, alpha=1.0, linear=None))
         alone = solve_problem(apart.again(), Recorder())
-        other = _descended(_at_match(asked, alone))
-        best = min(best, other, key=lambda end: end.product)
+        best = min(best, _descended(_at_match(asked, alone)), key=lambda end: end.product)
     outcome = best.outcome
     if rule is not None and rule.chosen:
         weighed = asked._replace(problem=best.asked.problem)

@@ -97,8 +97,7 @@ def _moving(asked: Asked, share: float, level: float | None = None) -> Asked:
 
 def _from_neighbour(asked: Asked, near: Outcome) -> Outcome:
     """Solve for a share from the plan of another one."""
-    found = solve_problem(asked.again(near.plan), Recorder())
-    return found._replace(search=near.search)
+    return solve_problem(asked.again(near.plan), Recorder())._replace(search=near.search)
 
 
 def _take(ends: dict[float, Outcome], share: float, found: Outcome) -> bool:

@@ -189,8 +189,7 @@ class Incumbent:
         rival = rival or Rival(self.asked.again(better), "optimum", better.label)
         if not self.follow(rival) or self.lowest.search is None or before is None:
             return False
-        trials = (_told(better.label, self.lowest, perf_counter() - clock), *before.trials)
-        self.say(trials=trials)
+        self.say(trials=(_told(better.label, self.lowest, perf_counter() - clock), *before.trials))
         return True
 
     def doubt(self, why: str) -> None:
@@ -275,8 +274,7 @@ def _starts(incumbent: Incumbent) -> Iterator[Rival]:
     if first is None:
         return
     if first.match is not None:
-        guess = Guess(first.match, None, GUESS_EPSILON)
-        yield Rival(asked.again(guess), "optimum", _BY_MATCH)
+        yield Rival(asked.again(Guess(first.match, None, GUESS_EPSILON)), "optimum", _BY_MATCH)
     found: list[Alternative] = []
     if first.few is not None and not first.few.alternatives:
         yield product
@@ -671,8 +669,7 @@ def _by_match(incumbent: Incumbent, match: GivenMatch) -> None:
         epsilon = outcome.ending.epsilon
         more = own.value - match.value.value
         more += epsilon * (outcome.ending.evaluation.kl - math.log(problem.source.n))
-        noise = math.hypot(own.standard_error, match.value.standard_error)
-        if more > ERRORS * noise:
+        if more > ERRORS * math.hypot(own.standard_error, match.value.standard_error):
             incumbent.lowest = end_at_match(incumbent.asked, match, outcome.recorder, fewer)
     if match.keeps(incumbent.lowest.ending.plan) < match.kept:
         incumbent.doubt(fewer)
@@ -812,8 +809,7 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
 
 def _value(problem: Problem, one: Alternative) -> float:
     """Evaluate a plan of all points; a search does so roughly for losses that are no products."""
-    shape = problem.shape
-    plan = torch.zeros(shape, dtype=torch.float64, device=one.plan.device)
+    plan = torch.zeros(problem.shape, dtype=torch.float64, device=one.plan.device)
     plan[one.source[:, None], one.target] = one.plan.double()
     crossed = (problem.cross()(plan.to(problem.dtype)) * plan).sum()
     value = problem.alpha * float(own_value(problem, problem.marginals) - 2 * crossed)
@@ -934,8 +930,7 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
             other = conclude(asked, followed)
     # a polished plan has its marginals, whether its steps have come to an end or not
     status = other.ending.status
-    comparable = status.converged or status is Status.POLISH_LIMIT
-    if not comparable:
+    if not (status.converged or status is Status.POLISH_LIMIT):
         return searched
     lower = other.objective < searched.objective - nothing
     found = other.search or Search((), math.nan, doubt=search.doubt)

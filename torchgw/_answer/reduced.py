@@ -152,8 +152,7 @@ def _costs_of_pairs(
     logs = [weight.log() for weight in reduction.problem.marginals]
     blocks = (pairs.source, slice(None)), (kept.source, pairs.target)
     near, far = (gradient.block(coupling, *each).to(torch.float64) for each in blocks)
-    known = torch.arange(len(pairs.target), device=pairs.target.device)
-    paired = near.at(known, pairs.target)
+    paired = near.at(torch.arange(len(pairs.target), device=pairs.target.device), pairs.target)
     f, g = (part.double() for part in plan.potentials)
     rows = softmin(near.transpose().rows(kept.target), logs[1], g, plan.epsilon, axis=0)
     columns = softmin(far, logs[0], f, plan.epsilon, axis=0)

@@ -332,8 +332,7 @@ def _plan_ahead(
     budget = where(behind, 2 * budget, budget)
     budget = where(course.settled | settle, rules.inner_max_iter, budget)
     now.budget[at] = library.clip(budget, None, rules.inner_max_iter)
-    kept = 1 + _KEPT_EXCESS * (now.relaxation[at] - 1)
-    now.relaxation[at] = where(near, kept, 1.0)
+    now.relaxation[at] = where(near, 1 + _KEPT_EXCESS * (now.relaxation[at] - 1), 1.0)
     now.settling[at] = where(settle, course.ending, now.settling[at])
     now.last_error[at], now.stuck[at], now.done[at] = error, course.stuck, course.done
     now.spent[at], now.restarts[at], now.error[at] = 0, 0, math.inf

@@ -193,8 +193,7 @@ def _tick(pool: Pool) -> Tensor:
 
 def _near(pool: Pool, done: Tensor, due: Tensor | bool = True) -> Tensor:
     """List the problems near the solution of their linear one, which is not reached yet."""
-    near = ~done & due & (pool.number >= 0) & (pool.error <= NEWTON_BELOW)
-    return near.nonzero()[:, 0]
+    return (~done & due & (pool.number >= 0) & (pool.error <= NEWTON_BELOW)).nonzero()[:, 0]
 
 
 def _step(pool: Pool, places: Tensor) -> None:

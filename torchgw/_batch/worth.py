@@ -173,8 +173,7 @@ def _judge(
     ending: Tensor, solved: Tensor, missing: Tensor, found: Terms, product: Terms, rules: Rules
 ) -> Tensor:
     """Choose how problems end: by missed marginals, or a value above that of a x b."""
-    failed = torch.where(ending == OUTER, BOTH, INNER)
-    ending = torch.where(solved, ending, failed)
+    ending = torch.where(solved, ending, torch.where(ending == OUTER, BOTH, INNER))
     converged = ending <= FLAT
     ending = torch.where(converged & ~meets(missing, rules), INNER, ending)
     slack = (annealing.VALUE_ROUNDING + annealing.VALUE_PER_MARGINAL * missing) * product.squares

@@ -164,8 +164,7 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Any, dict[str, NDArray[A
         raise
     except UNREADABLE as error:
         raise InvalidInputError(f"{source}: the file is damaged ({error}).") from error
-    checksum = members.pop(_CHECKSUM)
-    if str(checksum) != _digest(members):
+    if str(members.pop(_CHECKSUM)) != _digest(members):
         raise InvalidInputError(
             f"{source}: the file is damaged: its contents do not match their checksum. Save the "
             "result again."

@@ -141,9 +141,10 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidTypeError(f"`{name}` must be True or False; got {value!r}.")
 
 
-def check_not_negative(name: str, value: object) -> None:
-    """Refuse anything but a finite number of at least 0."""
-    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+def check_not_negative(name: str, value: object, *, none: bool = False) -> None:
+    """Refuse anything but a finite number of at least 0, or ``None`` if that will do."""
+    known = isinstance(value, Real) and 0 <= float(value) < math.inf
+    if not (known or (none and value is None)):
         raise InvalidInputError(f"`{name}` must be finite and not negative; got {value!r}.")
 
 
@@ -164,12 +165,13 @@ def check_count(name: str, value: object, *, none: bool = False) -> None:
         raise InvalidInputError(f"`{name}` must be an integer of at least 1{also}; got {value!r}.")
 
 
-def check_within(name: str, value: object, low: int, high: int, why: str = "") -> None:
-    """Refuse anything but an integer between two others, both included."""
+def check_within(name: str, value: object, low: int, high: int, why: str = "") -> int:
+    """Refuse anything but an integer between two others, both included; return that."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
         raise InvalidInputError(
             f"`{name}` must be an integer between {low} and {high}{why}; got {value!r}."
         )
+    return int(value)
 
 
 def check_choice(
@@ -254,12 +256,6 @@ def check_equal_masses(a: Tensor, b: Tensor) -> None:
             f"`a` and `b` must have equal sums; got {first:.6g} and {second:.6g}. Scale one of "
             "them, or pass both."
         )
-
-
-def check_entries(k: Any, count: int) -> int:
-    """Check how many entries of each row are wanted, of ``count``."""
-    check_within("k", k, 1, count)
-    return int(k)
 
 
 def check_threshold(threshold: Any) -> None:

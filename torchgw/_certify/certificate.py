@@ -236,8 +236,7 @@ def _bounds(
     few = question.alpha > 0 and question.is_symmetric and question.products <= limits.cut_products
     # first what follows all numbers of the problem; the other goes on from where it ends
     dual = lifted and exchanged and n <= limits.semidefinite
-    possible = (("lift", lifted), ("cut", few), ("squares", dual))
-    ways = [name for name, holds in possible if holds]
+    ways = [name for name, holds in (("lift", lifted), ("cut", few), ("squares", dual)) if holds]
     if few and question.products <= ACTIVE:
         ways.remove("cut")
         ways.insert(0, "cut")

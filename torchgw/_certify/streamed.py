@@ -145,8 +145,7 @@ class Prices:
         """Make a plan of prices exact, in float64: values of copies are small differences."""
         cost, g = FactoredCost.of_products(-left, right), g.double()
         ready = self._backend.prepare(LinearProblem(cost, weights, epsilon))
-        plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
-        return round_plan(plan, *weights)
+        return round_plan(TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g)), *weights)
 
     def _iterated(self, ready: PreparedProblem, g: Tensor, times: int = _OFTEN) -> Tensor:
         """Iterate some times, or until time is up."""

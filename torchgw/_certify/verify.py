@@ -487,8 +487,7 @@ def _cut(constant: float, least: Any, factors: Any, data: _Data, arrays: dict[st
     def missed(w: Array, height: float, f: Array) -> float:
         whole = slope.copy()
         whole[kept] = w
-        moved = u @ whole.reshape(u.shape[1], -1)
-        return float(height - least(moved, f))
+        return float(height - least(u @ whole.reshape(u.shape[1], -1), f))
 
     with ThreadPoolExecutor() as threads:
         cuts = (arrays[name] for name in ("slopes", "heights", "potentials"))

@@ -274,8 +274,7 @@ def change_of_cost(
         if isinstance(found, Tensor):
             parts.append(DenseCost(step(-4 * model.alpha * found)))
         else:
-            moved = factors(4 * model.alpha * found[0], found[1])
-            parts.append(FactoredCost.of_products(*moved))
+            parts.append(FactoredCost.of_products(*factors(4 * model.alpha * found[0], found[1])))
     cost, share = model.linear, 1 - model.alpha
     if cost is not None and model.linear_moves:
         cost = cost.to(torch.float64)

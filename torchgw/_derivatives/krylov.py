@@ -78,8 +78,7 @@ def _cycle(
         basis[k + 1] = w / norm
     rhs = hessenberg.new_zeros(k + 2, 1)
     rhs[0] = start
-    small = hessenberg[: k + 2, : k + 1]
-    weights = torch.linalg.lstsq(small, rhs, driver="gelsd").solution
+    weights = torch.linalg.lstsq(hessenberg[: k + 2, : k + 1], rhs, driver="gelsd").solution
     return x + weights[:, 0].to(basis) @ basis[: k + 1], k + 1
 
 

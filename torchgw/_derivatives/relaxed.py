@@ -35,8 +35,7 @@ class _Sums:
         self.scale = scale  # (n, m), inverse of the diagonal of the Hessian
         self.used = (give < math.inf).nonzero()[:, 0]
         rows, columns = scale.sum(1), scale.sum(0)
-        total = rows.sum()[None]
-        full = torch.cat([rows, columns, total]).diag()
+        full = torch.cat([rows, columns, rows.sum()[None]]).diag()
         n, m = scale.shape
         full[:n, n:-1], full[:n, -1], full[n:-1, -1] = scale, rows, columns
         full = full.triu() + full.triu(1).T
@@ -169,8 +168,7 @@ class RelaxedSolve(Solved):
     def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         copies, _, multipliers = self._prepared(inputs)
         with torch.enable_grad():
-            total = self.lagrangian(copies, self.table, multipliers.detach())
-            return derivatives(total, copies)
+            return derivatives(self.lagrangian(copies, self.table, multipliers.detach()), copies)
 
     def hessian_product(
         self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]

@@ -176,8 +176,7 @@ class Model:
 
     def crossed(self, table: Tensor) -> Tensor:
         """Compute D_X table D_Y, or the mean of D_X table D_Y' over both ways, (n, m)."""
-        parts = [far.apply(near.apply(table).T).T for near, far in self.ways]
-        return torch.stack(parts).mean(0)
+        return torch.stack([far.apply(near.apply(table).T).T for near, far in self.ways]).mean(0)
 
     @property
     def linear_moves(self) -> bool:
@@ -210,8 +209,7 @@ class Model:
             )
             linear = feature_cost(near, far, metric)
         alpha = moved.get("alpha", problem.alpha)
-        tracked = frozenset(inputs)
-        return cls(source, target, a, b, linear, alpha, tracked, moved.get("epsilon"))
+        return cls(source, target, a, b, linear, alpha, frozenset(inputs), moved.get("epsilon"))
 
 
 def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | None) -> TrackedSide:
@@ -361,8 +359,7 @@ def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _Strea
         factor = (1 - points.square().sum(1, keepdim=True)).rsqrt()
 
     def arc(x: Tensor, y: Tensor) -> Tensor:
-        length = _euclidean(x[:, :-1], y[:, :-1])
-        return 2 / root * (length * x[:, -1:] * y[:, -1]).asinh()
+        return 2 / root * (_euclidean(x[:, :-1], y[:, :-1]) * x[:, -1:] * y[:, -1]).asinh()
 
     return _StreamedSide(torch.cat([points, factor], 1), arc)
 

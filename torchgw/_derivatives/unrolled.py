@@ -43,8 +43,7 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
 
     def curvature(table: Tensor) -> Tensor:
         """Compute C'(table), the change of the cost with the plan."""
-        crossed = torch.stack([near @ table @ far.T for near, far in ways]).mean(0)
-        return -4 * model.alpha * crossed
+        return -4 * model.alpha * torch.stack([near @ table @ far.T for near, far in ways]).mean(0)
 
     def cost(matrix: Tensor) -> Tensor:
         """Compute the cost without terms of rows and columns alone, which potentials take up."""

@@ -122,8 +122,7 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
     # the median of some columns, count as the largest such. A minimum becomes a mean of products.
     loss = problem.loss
     if loss.cross is None:
-        sides = problem.sides
-        reach = min(map(_largest, sides, problem.marginals))
+        reach = min(map(_largest, problem.sides, problem.marginals))
         return replace(problem, loss=SampledLoss.of(loss, levels=Levels(reach, _LEVELS)))
     if not loss.singular:
         return problem
@@ -515,8 +514,7 @@ class StrictGradient(Gradient):
     def remembered(self, coupling: Tensor | Anchors, **rest: Any) -> Linearised:
         """Keep a coupling, and what the cost depends on besides."""
         problem = self.problem
-        sides = problem.sides
-        return Linearised(self.name, sides, coupling, problem.alpha, problem.loss, **rest)
+        return Linearised(self.name, problem.sides, coupling, problem.alpha, problem.loss, **rest)
 
     def why_not_captured(self) -> str | None:
         loss, sides = self.problem.loss, self.problem.sides

@@ -110,8 +110,7 @@ class DenseGradient(contract.StrictGradient):
         linear = self.problem.linear
         if linear is None:
             return whole
-        share = _total(linear.dense().matrix * coupling.values)
-        return whole - (1 - self.problem.alpha) * share
+        return whole - (1 - self.problem.alpha) * _total(linear.dense().matrix * coupling.values)
 
     def evaluate(
         self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None

@@ -93,8 +93,7 @@ class FactoredGradient(StrictGradient):
 
     def _measured(self, coupling: Encoding) -> Tensor:
         """Apply the metrics of both sides to a coupling."""
-        values = coupling.values.to(self.problem.dtype)
-        return self._left.metric(values) * self._factors.signs
+        return self._left.metric(coupling.values.to(self.problem.dtype)) * self._factors.signs
 
     def linearise(self, coupling: Encoding) -> LinearCost:
         return LinearCost(self._cost(coupling), self.row, self.column)

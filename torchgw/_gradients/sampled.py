@@ -193,15 +193,13 @@ class SampledGradient(contract.StrictGradient):
         """Redraw a share ``redraw`` of the anchors from the plan; all if there are to be more."""
         if previous is None or len(previous.source) != self.n_anchors:
             return AnchorCoupling(*self._draw(plan, self._slots(), generator))
-        count = max(1, round(self.redraw * self.n_anchors))
-        slots = spread_slots(count, self.n_anchors, generator)
+        slots = spread_slots(max(1, round(self.redraw * self.n_anchors)), self.n_anchors, generator)
         return previous.replaced(slots, self._draw(plan, slots, generator))
 
     def draw_product(self, generator: Generator) -> AnchorCoupling:
         """Draw anchors of a x b."""
         a, b = self.problem.marginals
-        where = self._places(self._slots(), generator)
-        source = self._order[categories_at(a[self._order], where)]
+        source = self._order[categories_at(a[self._order], self._places(self._slots(), generator))]
         return AnchorCoupling(source, sample_categories(b, self.n_anchors, generator))
 
     def _slots(self) -> Tensor:
@@ -308,8 +306,7 @@ class SampledGradient(contract.StrictGradient):
 
     def _relations(self) -> list[tuple[DistanceProvider, DistanceProvider]]:
         """Pair the relations of both sides: of pairs of pairs one way holds (p, q) and (q, p)."""
-        sides = (side.relations() for side in self.problem.sides)
-        return list(zip(*sides, strict=True))
+        return list(zip(*(side.relations() for side in self.problem.sides), strict=True))
 
     def _tables(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Give all distances of both sides, for each relation."""

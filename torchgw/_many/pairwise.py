@@ -35,13 +35,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
-from torchgw._problem.table import (
-    Options,
-    Regularization,
-    SearchName,
-    check_options,
-    takes_options,
-)
+from torchgw._problem.table import Options, Regularization, SearchName, check_options, takes_options
 from torchgw._search.beliefs import LONG
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
@@ -155,8 +149,7 @@ def compute_together(
     ranks.agree("the start of a hash of spaces and options", [int(job.key[:12], 16)])
 
     def compute(mine: Tensor) -> Tensor:
-        shown_here = shown and ranks.rank == 0
-        found = compute_pairs(job, i[mine], j[mine], n_jobs, None, shown=shown_here)
+        found = compute_pairs(job, i[mine], j[mine], n_jobs, None, shown=shown and ranks.rank == 0)
         return found.table().to(ranks.device)
 
     empty = Numbers.empty(0, ranks.device).table()
@@ -174,8 +167,7 @@ def _solve_chunk(job: Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArra
         kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init,
         search=search, rules=rules, wanted=wanted.repeated(len(i)),
     )  # fmt: skip
-    found = solve_questions(asked, device)
-    return found.table().T.cpu().numpy()
+    return solve_questions(asked, device).table().T.cpu().numpy()
 
 
 @functools.lru_cache(maxsize=1)

@@ -65,9 +65,7 @@ def epsilons(epsilon: Any, count: int) -> NDArray[np.float64]:
 def _epsilon(value: Any) -> float:
     """Read epsilon of a problem, NaN for "auto"."""
     check_options(epsilon=value)
-    if isinstance(value, str) and value == "auto":
-        return math.nan
-    return float(value)
+    return math.nan if isinstance(value, str) and value == "auto" else float(value)
 
 
 def read_relaxed(

@@ -161,8 +161,7 @@ def stack_of(packed: Packed) -> Stack:
     every = torch.arange(len(packed), device=packed.device)
     if packed.proximal:
         # steps have an epsilon of their own
-        nothing = torch.full_like(packed.epsilon, torch.nan)
-        packed = replace(packed, epsilon=nothing, proximal=False)
+        packed = replace(packed, epsilon=torch.full_like(packed.epsilon, torch.nan), proximal=False)
     linear, target, _, relaxed = units(packed, every)
     epsilon = target.maximum(LEAST_EPSILON * natural_scale(packed, every, linear))
     if relaxed is not None and relaxed.mass is not None:
@@ -210,8 +209,7 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         # relaxed plans may leave points out before these have found their place
         strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
         balls = neighbourhoods(stack, every)
-        strict_plans = strict.plans.view(count, -1, *balls.shape[2:])
-        more = torch.cat([strict_plans, balls], 1)
+        more = torch.cat([strict.plans.view(count, -1, *balls.shape[2:]), balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
         groups += follow_maps(stack, plans)
     if len(alike):

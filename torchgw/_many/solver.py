@@ -263,8 +263,7 @@ class _Group:
         """Take so many problems at a time that the plans of their search fit into little memory."""
         width = max(1, _SEARCHED[self.device.type] // (self.sizes[0] * self.sizes[1]))
         for begin in range(0, len(self.numbers), width):
-            numbers = self.numbers[begin : begin + width]
-            yield _Group(self.asked, self.sizes, numbers, self.device)
+            yield _Group(self.asked, self.sizes, self.numbers[begin : begin + width], self.device)
 
     def _no_costs(self, entries: Tensor) -> Tensor:
         return torch.zeros(len(entries), *self.sizes, dtype=torch.float64, device=self.device)
@@ -316,8 +315,7 @@ class _Group:
         )
         mixing[1] = 1
         x, y = (part * mixing.to(self.device)[kind][:, None, :] for part in (x, y))
-        cost = straight(x, y).square_()
-        return cost, kind > 0
+        return straight(x, y).square_(), kind > 0
 
     def problem(self, place: int, packed: Packed) -> Problem:
         """Make one problem as the engine sees it, without its padding."""
@@ -441,8 +439,7 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     others = _solved(group, _begun(packed, stack, problem, lower), problem)
     best = plain.beside(others)
     if not packed.proximal:
-        target = stack.problems.epsilon[problem]
-        left = _above(others.numbers, lower.objectives, target, EQUAL)
+        left = _above(others.numbers, lower.objectives, stack.problems.epsilon[problem], EQUAL)
         if packed.relaxed is None and bool(left.any()):
             # steps that have led away from plans that cost less are halved as they turn back
             ends = Ends(*(part[left] for part in lower))
@@ -580,8 +577,7 @@ def _lowest(solves: _Solves, rules: Rules, count: int) -> Tensor:
     order = objective.argsort(stable=True)
     order = order[rank[order].argsort(stable=True)]
     order = order[problem[order].argsort(stable=True)]
-    first = torch.searchsorted(problem[order], torch.arange(count, device=problem.device))
-    return order[first]
+    return order[torch.searchsorted(problem[order], torch.arange(count, device=problem.device))]
 
 
 def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:

@@ -20,8 +20,8 @@ from torchgw._boundary.checks import (
     as_points_of,
     as_values,
     check_draw,
-    check_entries,
     check_threshold,
+    check_within,
 )
 from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._sinkhorn.problem import Cost
@@ -216,8 +216,7 @@ class Plan(ABC):
         """Return the likeliest partner of each source (axis 1) or target (axis 0) point, int64."""
         if not isinstance(axis, Integral) or axis not in (0, 1):
             raise InvalidInputError(f"`axis` must be 0 or 1; got {axis!r}.")
-        turned = self if axis == 1 else self.T
-        return turned.topk(1)[1][:, 0]
+        return (self if axis == 1 else self.T).topk(1)[1][:, 0]
 
     @handed_out
     @exactly
@@ -229,7 +228,7 @@ class Plan(ABC):
         InvalidInputError
             Unless 1 <= k <= m.
         """
-        return self._largest(check_entries(k, self.shape[1]))
+        return self._largest(check_within("k", k, 1, self.shape[1]))
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, and their columns."""
@@ -310,7 +309,6 @@ class Plan(ABC):
             Its sum is the mass kept.
         """
         if k is not None:
-            k = check_entries(k, self.shape[1])
             values, columns = map(to_numpy, self.topk(k))
             start = np.arange(0, values.size + 1, k)
             data = values.astype(np.float64).ravel()

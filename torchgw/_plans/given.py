@@ -102,8 +102,7 @@ class PairPlan(_GivenPlan):
             matrix = self.mass.new_zeros(n, m)
             matrix[self.pairs] = self.mass
             return matrix
-        flat = self.pairs.source * m + self.pairs.target
-        return accumulate(flat, self.mass, n * m).reshape(n, m)
+        return accumulate(self.pairs.source * m + self.pairs.target, self.mass, n * m).reshape(n, m)
 
     def sample_at(self, places: Tensor, order: Tensor, generator: torch.Generator) -> Anchors:
         turn = order.argsort()[self.pairs.source].argsort()
@@ -215,8 +214,7 @@ class SparsePlan(DualPlan):
         mass, largest = np.bincount(rows, data, minlength=self.shape[0]), np.zeros(self.shape[0])
         np.maximum.at(largest, rows, data)
         kept = (data >= threshold * mass[rows]) | (data == largest[rows])
-        entries = (data[kept], (rows[kept], columns[kept]))
-        return scipy.sparse.csr_array(entries, shape=self.shape)
+        return scipy.sparse.csr_array((data[kept], (rows[kept], columns[kept])), shape=self.shape)
 
     def rounded(self, a: Any = None, b: Any = None) -> NoReturn:
         """Refuse: rounding works on the whole plan."""

@@ -182,8 +182,7 @@ def warn_of_far_points(
     else:
         if count > _PROBED:
             probed = rows[at_even_steps(count, _PROBED, rows.device)]
-            few = torch.cdist(given[probed], given[some])
-            typical = float(few.median(1).values.median())
+            typical = float(torch.cdist(given[probed], given[some]).median(1).values.median())
             low, high = torch.aminmax(given, dim=0)
             if float((high - low).norm()) <= _FAR / 2 * typical:
                 return

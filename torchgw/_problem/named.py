@@ -209,8 +209,7 @@ class Preparation:
         for sources in np.array_split(np.arange(n), -(-n * n // _PART_PAIRS)):
 
             def rows(some: slice, sources: Any = sources) -> Tensor:
-                task = graph.geodesics, sources[some]
-                return path_lengths([task], progress=self.progress)[0]
+                return path_lengths([(graph.geodesics, sources[some])], progress=self.progress)[0]
 
             def make(rows: Any = rows, count: int = len(sources)) -> dict[str, Any]:
                 if ranks is None:

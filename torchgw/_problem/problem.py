@@ -472,8 +472,7 @@ class Problem:
         # a linear cost of weight zero would have no price
         alpha = min(self.alpha, _ALMOST_ONE)
         table = self.linear.dense().matrix * (self.alpha < 1)
-        price = PRICE * scale / (1 - alpha) + float(table.max())
-        table = table.masked_fill(~self.support, price)
+        table = table.masked_fill(~self.support, PRICE * scale / (1 - alpha) + float(table.max()))
         return replace(self, alpha=alpha, linear=DenseCost(table))
 
     @property

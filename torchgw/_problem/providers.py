@@ -199,8 +199,7 @@ def build_space(
         # the name is meant for other spaces of a list
         spec = "auto" if isinstance(spec, str) else spec
     point = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
-    pair = passed, Passed("Y", point)
-    spaces = build_providers(pair, (spec, "auto"), options, device)
+    spaces = build_providers((passed, Passed("Y", point)), (spec, "auto"), options, device)
     return spaces.providers[0], spaces.origins[0]
 
 

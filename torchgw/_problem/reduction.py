@@ -40,8 +40,7 @@ class Reduction(NamedTuple):
     @property
     def left(self) -> float:
         """Mass of the points that are left."""
-        a = self.whole.marginals.a
-        return float(a[self.kept.source].sum())
+        return float(self.whole.marginals.a[self.kept.source].sum())
 
 
 def without_pairs(problem: Problem, pairs: Indices) -> Reduction:

@@ -251,8 +251,7 @@ def read_restriction(
         if blocks is not None:
             return blocks
     allowed = None if known.allowed is None else _allowed(known.allowed, (n, m))
-    most = limits_of(device).settled
-    listed = _list(allowed, labels, (n, m), most)
+    listed = _list(allowed, labels, (n, m), limits_of(device).settled)
     return usable_entries(Entries.of(listed, device), marginals)
 
 

@@ -12,7 +12,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from functools import partial, wraps
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -438,40 +438,9 @@ def differing(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Former(TypedDict, total=False):
-    """Options that `solve` took by name once, and takes so with a warning."""
-
-    feature_metric: FeatureMetric
-    n_landmarks: int | None
-    curvature: float | tuple[float, float] | None
-    disconnected: ConnectPolicy
-    n_anchors: int | None
-    redraw: float
-    min_iter: int
-    objective_tol: float
-    inner_max_iter: int
-    inner_tol: float | None
-    unbalanced_type: Literal["kl", "l2"]
-    unbalanced_unit: Literal["value", "scale"]
-    backend: BackendName | Backend
-    dtype: torch.dtype | None
-    precision: Precision
-    storage: Storage
-    skip_tiles: bool | Literal["auto"]
-    resolution: float | Literal["auto"] | None
-    cache: str | os.PathLike[str] | None
-    callback: Callable[[Iteration], Any] | None
-    distributed: Distributed
-    checkpoint: str | os.PathLike[str] | None
-    # the name that `redraw` had before
-    momentum: float | None
-
-
-# How these are spelled now.
-FORMER: dict[str, str] = {
-    name: f"options=torchgw.Options({'redraw' if name == 'momentum' else name}=...)"
-    for name in Former.__annotations__
-}
+# Options that `solve` has no parameters for, or no more: it takes them so with a warning that says
+# how they are spelled.
+FORMER = {name: f"options=torchgw.Options({name}=...)" for name in TABLE if not TABLE[name].common}
 
 
 def gather(
@@ -479,14 +448,10 @@ def gather(
 ) -> Options:
     """Read the options of a call: from its parameters, its object of options, and former names."""
     given = differing(parameters)
-    if former.get("momentum", 0) is None:
-        former = {name: value for name, value in former.items() if name != "momentum"}
     if former:
         spelled = ", ".join(f"`{name}` is now {FORMER[name]}" for name in former)
         warn_user(f"{spelled}.", DeprecationWarning)
-        given |= differing(
-            {"redraw" if name == "momentum" else name: value for name, value in former.items()}
-        )
+        given |= differing(former)
     if options is None:
         return Options(**given)
     _check_once(given, options)

@@ -76,8 +76,7 @@ def write_result(
             # a plan of its largest entries has no shares
             whole = fields["lazy_plan"]["type"] == "TransportPlan"
             rows = result.lazy_plan.shape[0] if whole else None
-            head = {"kind": _PARTS, "size": ranks.size, "key": key, "rows": rows}
-            write_archive(path, head, {})
+            write_archive(path, {"kind": _PARTS, "size": ranks.size, "key": key, "rows": rows}, {})
         ranks.any(False)
 
 
@@ -216,8 +215,7 @@ class Result:
         """Let a plan give NumPy's arrays if those of the result are NumPy's."""
         parts = vars(self)
         if isinstance(parts.get("marginal_a"), np.ndarray):
-            plan = parts["lazy_plan"].giving(in_numpy=True)
-            object.__setattr__(self, "lazy_plan", plan)
+            object.__setattr__(self, "lazy_plan", parts["lazy_plan"].giving(in_numpy=True))
 
     def in_numpy(self: Own) -> Own:
         """Return the same result with NumPy's arrays in place of tensors."""

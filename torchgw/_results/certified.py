@@ -147,8 +147,7 @@ def _descended(question: Question, plan: Array) -> Array:
         return cost if support is None else confined(DenseCost(cost), support, 0.0).matrix
 
     weights = Marginals(torch.from_numpy(question.a), torch.from_numpy(question.b))
-    start = torch.from_numpy(plan)
-    return descend(start, weights, None, cost_at, exact=True)[0].numpy()
+    return descend(torch.from_numpy(plan), weights, None, cost_at, exact=True)[0].numpy()
 
 
 def exact_plan(question: Question, plan: Tensor) -> Array:

@@ -97,8 +97,7 @@ def confidence(
     if groups is None:
         label = _alike(problem)
     else:
-        known = as_labels("groups", groups, m, "point of Y")
-        places = np.unique(known, return_inverse=True)[1]
+        places = np.unique(as_labels("groups", groups, m, "point of Y"), return_inverse=True)[1]
         label = torch.from_numpy(places).to(device)
     partners = plan.argmax(axis=1).to(device)
     kept = torch.zeros(2, plan.shape[0], dtype=torch.float64, device=device)

@@ -125,8 +125,7 @@ class Extension:
         far = self.known.distances(1 - side).columns(self.likely[1 - side]).double()
         table = torch.zeros(len(near), len(far), dtype=torch.float64, device=near.device)
         for weight, x, y in zip(self.likely_weights.tolist(), near.T, far.T, strict=True):
-            pair = (x[:, None], y) if side == 0 else (y, x[:, None])
-            table += weight * loss(*pair)
+            table += weight * loss(*((x[:, None], y) if side == 0 else (y, x[:, None])))
         return DenseCost(table)
 
 

@@ -213,13 +213,11 @@ def fit_map(
     weights = pairs.weights
     if robust:
         # the bulk is found by maps that cannot follow a single pair
-        stiff = _affine if kind == "thin_plate" else fit
-        weights = _robust(pairs, stiff, weights, absolute=True)
+        weights = _robust(pairs, _affine if kind == "thin_plate" else fit, weights, absolute=True)
         weights = _robust(pairs, fit, weights, absolute=False)
         if kind == "thin_plate" and smoothing is None:
             # wrong pairs ask for stiff plates, those that are left for what follows them
-            left = Pairs.of(pairs.source, pairs.target, weights)
-            chosen = _best_smoothing(left, neighbors)
+            chosen = _best_smoothing(Pairs.of(pairs.source, pairs.target, weights), neighbors)
             weights = _robust(pairs, fit, weights, absolute=False)
         placed = fit(replace(pairs, weights=weights))
     linear = placed if isinstance(placed, _Linear) else None
@@ -404,8 +402,7 @@ def map_to_surface(
     moved = rows.start.diff() > 0
     face, vertex = (torch.where(moved, part, -1) for part in (face, vertex))
     corners = torch.where(moved[:, None], corners, torch.nan)
-    places = (corners[:, :, None] * points[faces[face]]).sum(1)
-    return SurfaceMap(face, corners, places, vertex)
+    return SurfaceMap(face, corners, (corners[:, :, None] * points[faces[face]]).sum(1), vertex)
 
 
 class _Rows(NamedTuple):
@@ -419,8 +416,7 @@ class _Rows(NamedTuple):
         """Take some rows."""
         begin, end = self.start[first].item(), self.start[last].item()
         inside = slice(begin, end)
-        start = self.start[first : last + 1] - begin
-        return _Rows(start, self.column[inside], self.share[inside])
+        return _Rows(self.start[first : last + 1] - begin, self.column[inside], self.share[inside])
 
     def parts(self, width: int) -> Iterator[_Rows]:
         """Take them in parts, of which tables of some width fit."""
@@ -506,8 +502,7 @@ def _least(corners: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
     up = y / away
     right = (x - up * along) / base
     weights = torch.stack([1 - right - up, right, up], 1)
-    inside = (weights >= 0).all(1)
-    apart = torch.where(inside, 0.0, torch.inf)
+    apart = torch.where((weights >= 0).all(1), 0.0, torch.inf)
     zero = torch.zeros_like(base)
     at = torch.stack([zero, zero, base, zero, along, away], 1).reshape(-1, 3, 2)
     centre = torch.stack([x, y], 1)

@@ -270,8 +270,7 @@ def _kept(task: _Task, partners: Tensor) -> Tensor:
     if task.mass >= 1:
         return torch.arange(k, device="cpu")
     count = max(1, round(task.mass * k))
-    entries = _entries(task, partners)
-    return entries.argsort(descending=True, stable=True)[:count].sort().values
+    return _entries(task, partners).argsort(descending=True, stable=True)[:count].sort().values
 
 
 def _weights(task: _Task, rows: Tensor) -> Tensor:
@@ -331,8 +330,7 @@ def _by_edges(
     near, far = graphs
     chosen = rows.cpu().numpy()
     near = near if len(chosen) == near.n else near.among(chosen)
-    before = partners.cpu().numpy()
-    found = rematch_regions(near, far, before, MATCHING_TRIES, device, anew=True)
+    found = rematch_regions(near, far, partners.cpu().numpy(), MATCHING_TRIES, device, anew=True)
     return torch.from_numpy(found).to(partners.device)
 
 

@@ -61,12 +61,6 @@ _RECORDS: dict[str, Any] = {
     )
 }  # fmt: skip
 DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
-# Former names of renamed parts, as older files have them.
-_FORMERLY = {
-    "GWResult": {"log": "report", "loss": "tracked"},
-    "BatchResult": {"loss": "tracked"},
-    "Iteration": {"objective": "dual"},
-}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -83,8 +77,6 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 def _make(kind: str, parts: dict[str, Any]) -> Any:
     """Build a dataclass; refuse parts that are not the fields it has now."""
-    if isinstance(parts.get("report"), dict):
-        parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(DATACLASSES[kind])
     check_fields(parts, _hints(kind))
     needed = {item.name for item in expected if item.default is item.default_factory is MISSING}
@@ -124,9 +116,7 @@ def take_apart(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         shape = [int(size) for size in csr.shape]
         parts = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
         return "csr", {**parts, "shape": shape}
-    if isinstance(value, DistanceProvider):
-        return _provider_parts(value)
-    return None
+    return _provider_parts(value) if isinstance(value, DistanceProvider) else None
 
 
 def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dict[str, Any]]:
@@ -135,7 +125,7 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
         kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
-    # draws choose rows by these masses; old files have none
+    # draws choose rows by these masses
     masses = None if plan.masses is plan.weights else plan.masses
     backend = plan.backend
     known = backend.restriction if isinstance(backend, RestrictedBackend) else None
@@ -288,17 +278,12 @@ def _build_extension(**parts: Any) -> Extension:
     if scipy.sparse.issparse(coupling):
         devices = {space.points.device for space in spaces if space.points is not None}
         coupling = _coo(coupling).to(devices.pop() if devices else "cpu")
-    # files written before it was stored do not name the gradient
-    in_factors = any(side.reference is not None for side in (source, target))
-    guess = "sampled" if source.mean is not None else "factored" if in_factors else "dense"
     known = Linearised(
-        parts.get("gradient", guess), (source.provider, target.provider), coupling, parts["alpha"],
+        parts["gradient"], (source.provider, target.provider), coupling, parts["alpha"],
         parts["loss"], (source.reference, target.reference), (source.mean, target.mean),
         parts["own"],
     )  # fmt: skip
-    # older files lack some, which have defaults
-    kept = {name: parts[name] for name in _EXTENSION if name in parts}
-    return Extension(spaces, known, **kept)
+    return Extension(spaces, known, **{name: parts[name] for name in _EXTENSION})
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:
@@ -412,10 +397,6 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 def build(kind: str, parts: dict[str, Any]) -> Any:
     """Build what :func:`take_apart` took apart."""
-    renamed = _FORMERLY.get(kind, {})
-    # a name may have got another meaning since
-    renamed = {old: new for old, new in renamed.items() if new not in parts}
-    parts = {renamed.get(name, name): part for name, part in parts.items()}
     if kind not in {*_RECORDS, *DATACLASSES, *_made()}:
         raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")
     if kind in DATACLASSES:

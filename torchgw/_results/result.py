@@ -392,8 +392,7 @@ class GWResult(Result):
         .. [1] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
            Foundations of Computational Mathematics 2011.
         """
-        extension = self._known()
-        return lower_bound(extension, self.lazy_plan.weights)
+        return lower_bound(self._known(), self.lazy_plan.weights)
 
     @property
     def plan(self) -> Any:
@@ -843,8 +842,7 @@ class GWResult(Result):
         plan = self.lazy_plan.giving(in_numpy=False)
         moved = (torch.as_tensor(part, device=plan.device) for part in self.marginals)
         masses = plan.weights if extension.known.own is None else Marginals(*moved)
-        if time_limit is not None:
-            check_not_negative("time_limit", time_limit)
+        check_not_negative("time_limit", time_limit, none=True)
         with within(time_limit):
             found = match(plan, masses, extension, kind, improve)
         return self._handed_out(found)
@@ -969,8 +967,7 @@ class GWResult(Result):
         True
         """
         check_count("n_resamples", n_resamples)
-        if time_limit is not None:
-            check_not_negative("time_limit", time_limit)
+        check_not_negative("time_limit", time_limit, none=True)
         plan = self.lazy_plan.giving(in_numpy=False)
         with plainly(plan.device):
             found = confidence(

@@ -69,6 +69,10 @@ def assign(
             # a plan has less mass in all
             whole = whole.masked_fill(~support, -2.0)
         table = whole.cpu().numpy()
+        likeliest = table.argmax(1)
+        if (np.bincount(likeliest, minlength=m) <= capacity.numpy()).all():
+            # nothing more can be had, as of a plan that is a matching
+            return torch.from_numpy(likeliest)
         return torch.from_numpy(
             slots[scipy.optimize.linear_sum_assignment(table[:, slots], maximize=True)[1]]
         )
@@ -215,8 +219,7 @@ class _Descent:
         take_steps(self, max_iter=_STEPS)
         # the matching is chosen by shares of rows, so that rows of little weight count as much as
         # others
-        weights = self.problem.weights[:, None]
-        share = self._plan / weights.clamp_min(torch.finfo(plan.dtype).tiny)
+        share = self._plan / self.problem.weights[:, None].clamp_min(torch.finfo(plan.dtype).tiny)
         return assign_least(-share, self.problem.slots)
 
     def begin(self) -> float:
@@ -314,8 +317,7 @@ def _placed(problem: Assignment, partners: NDArray[np.int64]) -> NDArray[np.int6
         + np.arange(len(order))
         - np.searchsorted(ordered, ordered)
     )
-    left = np.setdiff1d(np.arange(len(problem.slots)), places)
-    return np.concatenate([places, left])
+    return np.concatenate([places, np.setdiff1d(np.arange(len(problem.slots)), places)])
 
 
 def _exchange(problem: Assignment, partners: Tensor) -> Tensor:

@@ -54,13 +54,7 @@ from torchgw._starts.chain import (
     is_smeared,
     near,
 )
-from torchgw._starts.coarse import (
-    Coarsened,
-    CoarseProblem,
-    centre,
-    coarse_problem,
-    is_graph,
-)
+from torchgw._starts.coarse import Coarsened, CoarseProblem, centre, coarse_problem, is_graph
 from torchgw._starts.standard import put_in_standard_form
 from torchgw._tensors.deadline import is_over, say_more, say_share
 from torchgw._tensors.machine import slowness
@@ -322,9 +316,7 @@ def search_twice(
     if not cheap and _affordable(problem, how) < limits.fewest_chains:
         # relaxed problems have no thorough search
         return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
-    if how == "fast":
-        return nothing._replace(doubt=WHY_FAST)
-    return nothing._replace(compare=True)
+    return nothing._replace(doubt=WHY_FAST) if how == "fast" else nothing._replace(compare=True)
 
 
 def repair_found(
@@ -394,8 +386,7 @@ def few_enough(problem: Problem, how: SearchName) -> bool:
 
 def _affordable(problem: Problem, how: SearchName) -> int:
     """Count the chains that a search may follow."""
-    limits = limits_of(problem.source.device)
-    return affordable_chains(limits, how, *problem.shape)
+    return affordable_chains(limits_of(problem.source.device), how, *problem.shape)
 
 
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their

@@ -41,15 +41,7 @@ from torchgw._problem.problem import Problem, is_sparse, stored_matrix, weigh_al
 from torchgw._starts.alternatives import Alternative
 from torchgw._starts.candidates import LOST, match_by_candidates
 from torchgw._starts.chain import COMPARED_AT, INNER
-from torchgw._starts.graphs import (
-    Array,
-    Edges,
-    Ends,
-    Graph,
-    SparseRows,
-    exchange_ends,
-    graphs_of,
-)
+from torchgw._starts.graphs import Array, Edges, Ends, Graph, SparseRows, exchange_ends, graphs_of
 from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
 from torchgw._tensors.deadline import is_over, say_beside
 from torchgw._tensors.machine import known_free, slowness
@@ -278,8 +270,7 @@ def rematch_regions(
 
 def _weight(near: Edges, far: Edges, partners: Array) -> float:
     """Sum up what partners (n,) keep, of each edge from both ends."""
-    there = far.at(partners[near.rows], partners[near.columns], near.layer)
-    return float(near.weights @ there)
+    return float(near.weights @ far.at(partners[near.rows], partners[near.columns], near.layer))
 
 
 def _by_candidates(near: Edges, far: Edges, device: torch.device) -> Array:
@@ -393,8 +384,7 @@ def _anew(state: Ends, regions: Array, seed: int, device: torch.device) -> list[
     share = torch.full((size,), 1 / size, device=device)
     lost = np.stack([_lost(state, *nodes) for nodes in zip(regions, there, strict=True)])
     evidence = torch.from_numpy(lost).float().to(device)
-    weights = Marginals(share, share)
-    plans = believed_plans(source, target, weights, seed, evidence, _BRIEF).cpu()
+    plans = believed_plans(source, target, Marginals(share, share), seed, evidence, _BRIEF).cpu()
     chosen = (linear_sum_assignment(plan, maximize=True)[1] for plan in plans)
     return [old[place] for old, place in zip(there, chosen, strict=True)]
 
@@ -443,8 +433,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
     needed = 4 * count + tables
     told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
     if graphs is not None:
-        tries = 0.0 if told else MATCHING_TRIES
-        partners = rematch_regions(*graphs, None, tries, x.device)
+        partners = rematch_regions(*graphs, None, 0.0 if told else MATCHING_TRIES, x.device)
         found.append(_matching(problem, torch.from_numpy(partners)))
     if told and not (graphs is not None and _keeps_all(*graphs, partners)):
         plan = _sparse_belief(source, target, problem.marginals, count)

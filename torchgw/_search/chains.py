@@ -53,13 +53,7 @@ from torchgw._starts.chain import (
     stacked,
     stands_out,
 )
-from torchgw._starts.coarse import (
-    Coarsened,
-    CoarseProblem,
-    can_exchange,
-    has_graphs,
-    is_graph,
-)
+from torchgw._starts.coarse import Coarsened, CoarseProblem, can_exchange, has_graphs, is_graph
 from torchgw._starts.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
 from torchgw._tensors.deadline import is_over, say_share
 from torchgw._tensors.operations import Call, call_directly
@@ -374,8 +368,7 @@ def _from_product(found: Climb) -> None:
         numbers = range(done, min(count, done + some))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
-            some_of = [one for one in fresh if one.kind.ladder == ladder]
-            world.descend(some_of, ladder, found.level)
+            world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, found.level)
         chains = sorted(chains + fresh, key=_objective)
         if not opposed and not is_over():
             # what breaks the symmetry of the product plan grows to one side, often the same for all
@@ -687,8 +680,7 @@ def _to_ends(found: Climb) -> None:
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = world.problem.weights
     # an optimum that no ladder comes to may be met from the product plan at the target
-    product = noisy_product(*weights)
-    starts = [("product", product), *((chain.name, chain.plan) for chain in chains)]
+    starts = [("product", noisy_product(*weights)), *((chain.name, chain.plan) for chain in chains)]
     # where plans may be matchings, tabu search has exchanged their partners; of more points too few
     # exchanges are looked at to tell anything [L1867]
     checked = world.tiny and not can_exchange(world.problem)

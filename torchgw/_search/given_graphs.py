@@ -20,12 +20,7 @@ from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._search.beliefs import (
-    is_kept,
-    kept_share,
-    match_edges_alone,
-    seconds_of_candidates,
-)
+from torchgw._search.beliefs import is_kept, kept_share, match_edges_alone, seconds_of_candidates
 from torchgw._starts.graphs import Array, Edges
 from torchgw._tensors.deadline import leaves
 from torchgw._typing import Marginals
@@ -56,8 +51,7 @@ class GivenMatch(NamedTuple):
     def keeps(self, plan: Plan) -> float:
         """Compute the share of edges that a plan keeps, as it is read."""
         smaller = plan if plan.shape[0] <= plan.shape[1] else plan.T
-        partners = torch.as_tensor(smaller.argmax(1), device=plan.device)
-        return kept_share(*self.edges, partners)
+        return kept_share(*self.edges, torch.as_tensor(smaller.argmax(1), device=plan.device))
 
     def filled(self, marginals: Marginals) -> Tensor:
         """Make a plan (n, m) of these marginals, which shares out what the match leaves."""
@@ -98,8 +92,7 @@ def match_given(
         sides = first, second
     kept = kept_share(near, far, partners)
     certain = kept >= limits.kept_edges and connects(near, far, partners, limits.kept_edges)
-    value = _value(sides, plan)
-    return GivenMatch((near, far), sides, plan, kept, value, certain, exact)
+    return GivenMatch((near, far), sides, plan, kept, _value(sides, plan), certain, exact)
 
 
 def connects(near: Edges, far: Edges, partners: Tensor, share: float) -> bool:

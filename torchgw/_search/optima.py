@@ -187,11 +187,7 @@ def _iterate(
 
 
 def follow_all(
-    coarse: Coarsened,
-    target: float,
-    count: int,
-    solve: BatchSolver,
-    call: Call = call_directly,
+    coarse: Coarsened, target: float, count: int, solve: BatchSolver, call: Call = call_directly
 ) -> tuple[tuple[str, ...], Judged]:
     """Follow so many starts between few points to a target; return their names and their ends."""
     hints = find_hints(coarse.problem)
@@ -312,8 +308,7 @@ def find_optima(
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     if match is not None:
         match = match[None] if match.shape == coarse.problem.base.shape else None
-    known = {"best matching": _best_matching(coarse.problem), "copies": match}
-    for label, plan in known.items():
+    for label, plan in {"best matching": _best_matching(coarse.problem), "copies": match}.items():
         if plan is not None:
             alternatives = _with_plan(
                 problem, coarse.problem, alternatives, plan, label, target, solve
@@ -328,8 +323,7 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
     if not problem.plain or not all(isinstance(side, tuple) for side in readers):
         return call_directly
-    read = (*readers, problem.linear)
-    return way_to_call("search", problem.source.device, backend, read, count)
+    return way_to_call("search", problem.source.device, backend, (*readers, problem.linear), count)
 
 
 def _is_open(coarse: Coarsened, values: list[float], ambiguity: float) -> bool:
@@ -517,5 +511,4 @@ def agreement(
 def _centred(provider: DistanceProvider, points: SpreadPoints) -> Tensor:
     """Centre the distances of another provider among some points, (1, s, s)."""
     index = points.indices.to(provider.device)
-    table = provider.between(index, index).to(points.table)
-    return centre(points._replace(table=table))[0][None]
+    return centre(points._replace(table=provider.between(index, index).to(points.table)))[0][None]

@@ -174,8 +174,7 @@ def exchange(
         some, lower = some[better], Ends(*(part[better] for part in lower))
         fresh = Members(*lower, torch.full_like(some, _EXCHANGED)[:, None])
         members.put(some, distinct(members.of(some).beside(fresh), members.plans.shape[1]))
-    met = _met(starts, members, _family(starts, families))
-    return Population(members, agreed, followed, met)
+    return Population(members, agreed, followed, _met(starts, members, _family(starts, families)))
 
 
 class Found(NamedTuple):
@@ -231,8 +230,7 @@ def follow_starts(
         labels += [f"{label}, blurred" for label, _ in starts]
         families += families[:-1]
     alone = torch.zeros(len(plans), dtype=torch.int64, device=plans.device)
-    ends = stack.follow(alone, plans, plans.new_tensor(first))
-    given = Ends(*(part[None] for part in ends))
+    given = Ends(*(part[None] for part in stack.follow(alone, plans, plans.new_tensor(first))))
     found = improve_again(stack, given, rounds, families, ways * AGREEING)
     if rounds and (blurred is not None or (checked and bool(found.agreed))):
         found = exchange(stack, given, found, families)
@@ -370,8 +368,7 @@ def _same(some: Ends, other: Ends) -> Tensor:
     """Tell whether plans (B, k) are of the same optimum as others (B, 1), (B, k)."""
     # plans that are alike have settled, no more: their objectives may differ by more [L1314]
     gap = (some.objectives - other.objectives).abs()
-    both = some.plans * other.plans
-    cosine = sums_of(both.flatten(0, 1)).view_as(gap)
+    cosine = sums_of((some.plans * other.plans).flatten(0, 1)).view_as(gap)
     cosine = cosine / (_squares(some.plans) * _squares(other.plans)).sqrt()
     room = torch.where(cosine > ALIKE, SAME, BETTER)
     return gap <= room * other.objectives.abs()

@@ -188,8 +188,7 @@ class Stack:
         terms = Terms.of(x, y, masses, crossed, self.problems.alpha[which])
         if linear is not None:
             terms = terms._replace(linear=sums_of(linear * plans))
-        tiny = torch.finfo(plans.dtype).tiny
-        product = (a[:, :, None] * b[:, None, :]).clamp_min(tiny)
+        product = (a[:, :, None] * b[:, None, :]).clamp_min(torch.finfo(plans.dtype).tiny)
         entropy = sums_of(torch.special.xlogy(plans, plans / product))
         values = terms.quadratic + terms.linear + self.offset
         objectives = values + epsilon * entropy

@@ -302,8 +302,7 @@ def matchings_of_many(near: Tensor, far: Tensor, linear: Tensor | None, sizes: T
     generator, steps = torch.Generator("cpu").manual_seed(0), _EXCHANGES * n
 
     def drawn(*shape: int) -> Tensor:
-        uniform = torch.rand(*shape, device="cpu", generator=generator, dtype=torch.float64)
-        return uniform.to(device)
+        return torch.rand(*shape, device="cpu", generator=generator, dtype=torch.float64).to(device)
 
     diagonals = [side.diagonal(dim1=1, dim2=2) for side in (near, far)]
     own = diagonals[0][:, :, None] * diagonals[1][:, None]
@@ -516,8 +515,7 @@ class Maps(Walk):
         costs = (x**2 @ a)[:, None] - 2 * x @ (a[:, None] * there)
         costs += (a[:, None] * there**2).sum(1)[:, None]
         here = np.take_along_axis(costs, at, 2)[:, :, 0]
-        points = np.arange(len(x))
-        values = (self.alpha * here + self.linear[points, states]) @ a
+        values = (self.alpha * here + self.linear[np.arange(len(x)), states]) @ a
         # of a point's own pair: what a move changes beside the others
         own = 2 * (x.diagonal()[:, None] - there) ** 2 - (x.diagonal()[:, None] - y.diagonal()) ** 2
         seen = a[:, None] * (self.alpha * (2 * costs - a[:, None] * own) + self.linear)

@@ -220,9 +220,7 @@ class World:
         if self.sparse is not None:
             return self.sparse(self.base, plans)
         found = self.modes(self.base, plans, share) if self.modes is not None else None
-        if found is not None:
-            return found
-        return _products(self._tables, self.base, plans)
+        return found if found is not None else _products(self._tables, self.base, plans)
 
     def work(self, share: float) -> float:
         """Count the multiplications that an outer iteration takes as long as."""

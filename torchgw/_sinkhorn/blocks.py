@@ -165,8 +165,7 @@ class BlockProblem(RestrictedProblem):
 
     def joined(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """Put values of the source points (axis 0) or target points (axis 1) of groups together."""
-        size = self.problem.cost.shape[axis]
-        whole = parts[0].new_zeros((size, *parts[0].shape[1:]))
+        whole = parts[0].new_zeros((self.problem.cost.shape[axis], *parts[0].shape[1:]))
         for members, part in zip(self.members, parts, strict=True):
             whole[members[axis]] = part
         return whole

@@ -468,9 +468,7 @@ def next_relaxation(factor: float, reduction: float, count: int) -> float:
 
 def iterations_left(reduction: float, excess: float, count: int) -> float:
     """Count the iterations to an error ``excess`` times smaller at the present rate."""
-    if not 0 < reduction < 1:
-        return math.inf
-    return count * math.log(excess) / -math.log(reduction)
+    return math.inf if not 0 < reduction < 1 else count * math.log(excess) / -math.log(reduction)
 
 
 def read(sweep: Sweep, problem: LinearProblem) -> tuple[bool, float]:

@@ -37,8 +37,7 @@ def device_level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -
     # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
     # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
     # and the right number is the least whose level lies below the next point.
-    exponent = torch.where(weight > 0, softmin.double() / epsilon, torch.inf)
-    ordered, order = exponent.sort()
+    ordered, order = torch.where(weight > 0, softmin.double() / epsilon, torch.inf).sort()
     sizes = weight.double()[order]
     full = sizes.cumsum(0) - sizes
     terms = torch.where(sizes > 0, sizes.log() - ordered, -torch.inf)
@@ -427,5 +426,4 @@ def _distance(potentials: Potentials, origin: Potentials, marginals: Marginals) 
 
 def _masses(potential: Tensor, softmin: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Compute the masses that a potential gives to points, given their half-step."""
-    exponent = torch.where(weight > 0, (potential - softmin) / epsilon, 0.0)
-    return weight * exponent.exp()
+    return weight * torch.where(weight > 0, (potential - softmin) / epsilon, 0.0).exp()

@@ -301,8 +301,7 @@ def _in_units_of(standard: StandardForm, strategy: Strategy) -> Strategy:
     rho = standard.turned(*(weight / standard.factor for weight in rule.rho))
     rule = replace(rule, rho=rho, totals=standard.turned(*rule.totals))
     facts = strategy.facts._replace(
-        spread=strategy.facts.spread / standard.factor,
-        epsilon=standard.epsilon(strategy.epsilon),
+        spread=strategy.facts.spread / standard.factor, epsilon=standard.epsilon(strategy.epsilon)
     )
     return replace(strategy, options=replace(strategy.options, rule=rule), facts=facts)
 

@@ -76,8 +76,7 @@ def settle(
                 # a smaller epsilon would need iterations that there is no time for
                 epsilon = anneal.reached(state.annealed)
                 start = start if epsilon == anneal.final(state.annealed) else state.potentials
-            linear = setting.gradient.linearise(state.coupling)
-            cost = linear.seen(state.coupling.masses).to(dtype)
+            cost = setting.gradient.linearise(state.coupling).seen(state.coupling.masses).to(dtype)
             prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
         last_phase(_NUMBERS)
         inner = solve_linear(
@@ -287,9 +286,7 @@ def _without_rounding(
 
 def _without_excess(quadratic: QuadraticValue, excess: float, alpha: float) -> QuadraticValue:
     """Take the excess of the masses off the value, each weighted by its potential."""
-    if alpha == 0:
-        return quadratic
-    return quadratic._replace(value=quadratic.value - excess / alpha)
+    return quadratic if alpha == 0 else quadratic._replace(value=quadratic.value - excess / alpha)
 
 
 def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -490,8 +487,7 @@ def _entropy_and_linear(
         return float(logarithm.mul_(matrix).sum(dtype=torch.float64)), 0.0
     f, g = plan.weights.mask(plan.potentials, plan.dtype)
     for rows in row_blocks(plan.cost):
-        exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
-        density = exp_(exponent)
+        density = exp_(plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon))
         block = density * a[rows, None].to(plan.dtype) * b.to(plan.dtype)
         # 0 log 0 is 0, for entries that no mass uses
         kl += float(torch.special.xlogy(block, density).sum(dtype=torch.float64))

@@ -67,12 +67,7 @@ from torchgw._solve.state import (
     Status,
 )
 from torchgw._solve.step import prepare, promised_error, solve_linear
-from torchgw._solve.strategy import (
-    MOST_ANCHORS,
-    Strategy,
-    choose_strategy,
-    strategy_of_copies,
-)
+from torchgw._solve.strategy import MOST_ANCHORS, Strategy, choose_strategy, strategy_of_copies
 from torchgw._starts.alternatives import WHY_TIME, Search
 from torchgw._starts.isometry import Isometry, find_isometry
 from torchgw._starts.subsample import Coarse, draw_subsample
@@ -356,8 +351,7 @@ def match_by_edges(asked: Asked, recorder: Recorder) -> GivenMatch | None:
     if not (alike and searchable(problem, asked.init, asked.options)):
         return None
     strategy = strategy_of(asked)
-    limits = limits_of(problem.source.device)
-    if not matches_given(strategy.facts, strategy.options, limits):
+    if not matches_given(strategy.facts, strategy.options, limits_of(problem.source.device)):
         return None
     with recorder.timed("multistart"):
         return match_given(problem, (graphs[0], graphs[1]), asked.scales)
@@ -464,8 +458,7 @@ def begin(
         return replace(setting, anneal=start.saved.anneal), start.saved.state
     if start.sample is None:
         return setting, starting_point(setting, guess)
-    done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
-    whole = replace(setting, anneal=done)
+    whole = replace(setting, anneal=Annealing(epsilon, epsilon, proximal=strategy.proximal))
     state, sample = _solve_coarse(setting, start.sample, guess), start.sample.problem
     fall, shape = None, sample.shape
     if sample.linear is not None and start.search is not None and not is_over():

@@ -328,8 +328,7 @@ def _extend(
     backend = strategy.backend(dtype, strategy.tiling)
     left, row = _rounded(lambda some: whole(some, none), len(fine.a), dtype)
     right, column = _rounded(lambda some: whole(none, some).transpose(), len(fine.b), dtype)
-    rounded = FactoredCost(left, right, row, column)
-    plan = TransportPlan(rounded, potentials, fine, epsilon, backend)
+    plan = TransportPlan(FactoredCost(left, right, row, column), potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
     found = evaluate_extended(setting, small, potentials, excess, couplings, moved, error)

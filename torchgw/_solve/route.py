@@ -18,12 +18,7 @@ from torchgw._problem.problem import Facts
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
-from torchgw._solve.forecast import (
-    Forecast,
-    iteration_seconds,
-    problem_seconds,
-    tiled_seconds,
-)
+from torchgw._solve.forecast import Forecast, iteration_seconds, problem_seconds, tiled_seconds
 from torchgw._solve.state import RESOLVED, Dtypes, Options, rounding
 from torchgw._starts.chain import affordable_chains
 from torchgw._tensors.machine import slowness
@@ -310,8 +305,7 @@ def choose_storage(
         return Storage(stored, None, storable, why)
     width = width_of((facts.n, facts.m), facts.device)
     few = min(facts.n, facts.m) < _FEWEST_BLOCKS * width
-    width_or_none = None if few and options.skip_tiles == "auto" else width
-    return Storage(stored, width_or_none, storable, why)
+    return Storage(stored, None if few and options.skip_tiles == "auto" else width, storable, why)
 
 
 def store_cost(

@@ -408,8 +408,7 @@ class CapturedStep:
 def _recall(step: Step, memory: GraphMemory) -> _Ends:
     """Find graphs kept from a solve like this one, or make them, and give them its tables."""
     gradient = step.gradient
-    kind = "step", type(step.backend), step.store, step.proximal, gradient.kind()
-    known = memory.recall(kind)
+    known = memory.recall(("step", type(step.backend), step.store, step.proximal, gradient.kind()))
     if not known:
         own = gradient.copy()
         # an exact gradient draws nothing

@@ -215,8 +215,7 @@ def choose_strategy(
         check_polish(problem.marginals, options.rule)
     elif options.sharp and gradient.chosen == "dense" and options.ranks is None:
         few = facts.entries <= limits.exact
-        polished = few and can_polish(problem.marginals, options.rule)
-        options = replace(options, polish=polished)
+        options = replace(options, polish=few and can_polish(problem.marginals, options.rule))
     mass = (options.rule and options.rule.mass) or 1.0
     unit = 1.0 if options.rule is None else options.rule.unit
     if unit != 1 and problem.linear is not None:

@@ -420,8 +420,7 @@ def all_sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
     An entry of a table that is no distance says nothing of how far two points are apart.
     """
     table, b = problem.target.table, problem.target.weights
-    a = problem.source.weights[:, None]
-    images = (plans @ (table - b @ table) * (b / a).sqrt()).flatten(1)
+    images = (plans @ (table - b @ table) * (b / problem.source.weights[:, None]).sqrt()).flatten(1)
     spread = b @ (table - b @ table).square() @ b
     return torch.cdist(images, images).square() / (2 * spread).clamp_min(torch.finfo(b.dtype).tiny)
 

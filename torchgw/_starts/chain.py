@@ -255,11 +255,9 @@ def promising(chains: Sequence[Chain]) -> list[Chain]:
     """Choose what goes on to the target: the best of each kind first, then the others."""
     close = [chain for chain in chains if near(chain, chains[0], _CLOSE)]
     first = {chain.kind: chain for chain in reversed(close)}.values()
-    ranked = sorted(close, key=lambda chain: (chain not in first, chain.objective))
-    return ranked[:REFINED]
+    return sorted(close, key=lambda chain: (chain not in first, chain.objective))[:REFINED]
 
 
 def stacked(chains: list[Chain]) -> tuple[Tensor, Tensor]:
     """Put plans (B, s, t) and potentials (B, 1, t) of chains beside each other."""
-    plans = torch.stack([chain.plan for chain in chains])
-    return plans, torch.stack([chain.g for chain in chains])
+    return torch.stack([chain.plan for chain in chains]), torch.stack([chain.g for chain in chains])

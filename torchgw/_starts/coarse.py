@@ -75,8 +75,7 @@ class CoarseProblem(NamedTuple):
     def value(self, plans: Tensor) -> Tensor:
         """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
         cross = (cross_terms(self.x, plans, self.y) * plans).sum((-1, -2))
-        linear = (plans * self.base).sum((-1, -2))
-        return self.constant + linear - 2 * self.alpha * cross
+        return self.constant + (plans * self.base).sum((-1, -2)) - 2 * self.alpha * cross
 
     def linearised(
         self, plans: Tensor, rows: Tensor | slice = _ALL, columns: Tensor | slice = _ALL
@@ -334,8 +333,7 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
 def _on_levels(loss: Loss, sides: tuple[SpreadPoints, ...]) -> Loss:
     """Write a loss as products, of levels where it is a minimum."""
     reach = min(float(side.table.max()) for side in sides)
-    most = CPU.few_points
-    steps = max(_LEVELS, _LEVELS * most // max(len(side.table) for side in sides))
+    steps = max(_LEVELS, _LEVELS * CPU.few_points // max(len(side.table) for side in sides))
     levels = Levels(reach, steps)
     if loss.cross is None:
         # distances of few points, between which nothing is to be told
@@ -395,8 +393,7 @@ def _centre(
         row = skew @ weights
         centred = torch.cat([centred, skew - row[:, :, None] + row[:, None, :]])
         rows, means = torch.cat([rows, row]), torch.cat([means, torch.zeros_like(means)])
-    own = weights @ loss.own[number](table) @ weights
-    return centred, rows, means, own[None]
+    return centred, rows, means, (weights @ loss.own[number](table) @ weights)[None]
 
 
 def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:

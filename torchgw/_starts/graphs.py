@@ -309,8 +309,7 @@ class Edges(NamedTuple):
                 found.append((back + 2 * number + 1, weights))
                 continue
             order = back.argsort()
-            same = np.array_equal(back[order], there) and np.array_equal(weights[order], weights)
-            if not same:
+            if not (np.array_equal(back[order], there) and np.array_equal(weights[order], weights)):
                 return None
         keys, weights = (np.concatenate(part) for part in zip(*found, strict=True))
         return cls.listed(n, keys, weights, layers)
@@ -457,8 +456,7 @@ class Graph(NamedTuple):
     @property
     def starts(self) -> Tensor:
         """Where the edges of each node begin, (n + 1,)."""
-        every = torch.arange(self.nodes + 1, device=self.rows.device)
-        return torch.searchsorted(self.rows, every)
+        return torch.searchsorted(self.rows, torch.arange(self.nodes + 1, device=self.rows.device))
 
     @property
     def reverse(self) -> Tensor:

@@ -128,8 +128,7 @@ def find_hints(problem: CoarseProblem) -> Hints:
     """Compute the hints for first costs on the host, and return them on the device."""
     # One read; LAPACK is faster at problems of this size, its answer the same everywhere, and a GPU
     # would load the code of sorts and distances for 60 ms. [L1020]
-    sides = problem.sides
-    tables = [part for side in sides for part in (side.table, side.weights)]
+    tables = [part for side in problem.sides for part in (side.table, side.weights)]
     host = torch.cat([part.flatten() for part in tables]).cpu()
     x, a, y, b = host.split([part.numel() for part in tables])
     source = problem.source._replace(table=x.view_as(tables[0]), weights=a)
@@ -235,8 +234,7 @@ def _drawn(
     order = dy.flatten().argsort(stable=True)
     # the diagonal is no pair
     order = order[order % (m + 1) != 0]
-    lengths = dy.flatten()[order]
-    place = torch.searchsorted(lengths, dx[first, second].contiguous())
+    place = torch.searchsorted(dy.flatten()[order], dx[first, second].contiguous())
     # how exactly distances agree is not known: pairs are drawn from windows of all widths
     width = torch.exp(uniform[3] * math.log(max(2.0, _WIDEST * len(order))))
     place = (place + ((2 * uniform[4] - 1) * width).round().long()).clamp_(0, len(order) - 1)

@@ -307,8 +307,7 @@ def _keeps_distances(near: _Space, far: _Space, partners: Tensor, missed: Tensor
     # distances
     means = (squares[0] + squares[1] - missed) / (near.size * far.size)
     apart = squares[0] / near.size**2 + squares[1] / far.size**2 - means
-    allowed = near.doubt.square() + far.doubt[partners].square()
-    too_far = apart > allowed.clamp_min(_ROUGHLY**2)
+    too_far = apart > (near.doubt.square() + far.doubt[partners].square()).clamp_min(_ROUGHLY**2)
     return float(near.weights @ apart) <= SAME_DISTANCE**2 and not bool(too_far.any())
 
 

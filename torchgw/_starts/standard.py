@@ -212,8 +212,7 @@ class _Side(NamedTuple):
 
 def _multiples(mass: Tensor, most: int) -> Tensor:
     """Divide masses of total one into as many equal ones as there may be; into one each if none."""
-    count = torch.arange(1, most + 1, device=mass.device)[:, None]
-    times = mass * count
+    times = mass * torch.arange(1, most + 1, device=mass.device)[:, None]
     off = (times - times.round()).abs().amax(1)
     fitting = ((off <= EQUAL * most) & (times.round().amin(1) > 0)).nonzero()[:, 0]
     if len(fitting) == 0:
@@ -282,8 +281,7 @@ def _standard(problem: Problem) -> StandardForm:
         support=None if support is None else support.to(device),
     )
     origins = (sides[0].origin.to(device), sides[1].origin.to(device))
-    shape = problem.shape
-    return StandardForm(standard, origins, swapped, factor, shape)
+    return StandardForm(standard, origins, swapped, factor, problem.shape)
 
 
 def _used(provider: DistanceProvider, weights: Tensor) -> _Side:

@@ -104,8 +104,7 @@ def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> C
     Steps along the order of their widest factor leave less to chance than independent draws would.
     """
     drawn, weights = [], []
-    both = problem.sides
-    for provider, weight in zip(both, problem.marginals, strict=True):
+    for provider, weight in zip(problem.sides, problem.marginals, strict=True):
         factors = provider.factors()
         assert factors is not None
         mean = factors.matrix.sum(dim=0) / provider.n
@@ -138,8 +137,7 @@ def _coarsen(problem: Problem, parts: tuple[Part, Part], weights: Marginals) -> 
     if linear is not None:
         assert isinstance(linear, FactoredCost)
         linear = take(linear, *parts)
-    coarse = Problem(sides[0], sides[1], weights, problem.alpha, linear)
-    return Coarse(coarse, *parts)
+    return Coarse(Problem(sides[0], sides[1], weights, problem.alpha, linear), *parts)
 
 
 def take(cost: FactoredCost, source: Part | None, target: Part | None) -> FactoredCost:

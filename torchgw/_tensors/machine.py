@@ -191,9 +191,7 @@ def most_points(given: Iterable[Any]) -> int:
 
 def processors() -> int:
     """Count the processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_busy() -> bool:

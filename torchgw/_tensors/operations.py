@@ -106,9 +106,7 @@ def lesser(x: Tensor, y: Tensor) -> Tensor:
 
 def same(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors have the same entries."""
-    if x.is_cuda and x.shape == y.shape:
-        return not int((x != y).sum())
-    return torch.equal(x, y)
+    return not int((x != y).sum()) if x.is_cuda and x.shape == y.shape else torch.equal(x, y)
 
 
 def both(x: Tensor, y: Tensor) -> Tensor:

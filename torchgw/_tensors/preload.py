@@ -68,8 +68,7 @@ def _spaces(x: Tensor) -> None:
     several = weights > 0
     share = torch.where(several, weights, several.sum().double()) / weights.sum()
     number = several.cumsum(0) + row
-    index = torch.searchsorted(number, row[:1])
-    share.index_fill(0, index, 0.0).log()
+    share.index_fill(0, torch.searchsorted(number, row[:1]), 0.0).log()
 
 
 def _search(x: Tensor) -> None:

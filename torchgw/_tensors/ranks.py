@@ -257,8 +257,7 @@ class Ranks:
         if self.size == 1:
             return own
         counts = self.counts(len(own)) if counts is None else counts
-        height = max(counts)
-        mine = own.new_zeros(height, *own.shape[1:])
+        mine = own.new_zeros(max(counts), *own.shape[1:])
         mine[: len(own)] = own
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         with self._watched():

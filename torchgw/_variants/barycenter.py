@@ -22,12 +22,7 @@ from torchgw._boundary.arrays import (
     without_tensors,
 )
 from torchgw._boundary.checks import check_count, check_flag, reject_unknown
-from torchgw._errors import (
-    ConvergenceWarning,
-    InvalidInputError,
-    TorchGWWarning,
-    warn_user,
-)
+from torchgw._errors import ConvergenceWarning, InvalidInputError, TorchGWWarning, warn_user
 from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import stored_matrix
@@ -388,8 +383,7 @@ def barycenter(
     mass = as_weights("a", a, n, where, "point of the barycenter")
     count = len(providers)
     given = check_each("masses", masses, count)
-    tables = features_of_each(features, count, where)
-    members = list(map(Space, providers, given, tables, shares))
+    members = list(map(Space, providers, given, features_of_each(features, count, where), shares))
     fixed = fixed_structure, fixed_features
     starts = _starts(n, members, generator, (init, init_features), fixed, n_init)
     asked = {"alpha": alpha, "epsilon": epsilon, "random_state": seed}
@@ -449,8 +443,7 @@ def _starts(
     where = members[0].provider.device
     if init is not None:
         matrix = check_distances("init", init).to(where).double()
-        what = "the distances of the barycenter to start from"
-        check_shape("init", matrix, (n, n), what)
+        check_shape("init", matrix, (n, n), "the distances of the barycenter to start from")
         own = PrecomputedDistance(matrix)
         starts = [
             start._replace(distances=own) if fixed[0] or k == 0 else start
@@ -540,7 +533,6 @@ class BarycenterResult(Result):
             raise InvalidInputError(
                 f"`dimension` must be below the {len(table)} points; got {dimension}."
             )
-        square = table if squared else table.square()
-        values, vectors = torch.linalg.eigh(-centred(square) / 2)
+        values, vectors = torch.linalg.eigh(-centred(table if squared else table.square()) / 2)
         size = values.flip(0)[:dimension].clamp_min(0).sqrt()
         return in_kind(self.weights, vectors.flip(1)[:, :dimension] * size)

@@ -235,8 +235,7 @@ def path(
 
 def _shares(limit: float | None, count: int) -> Iterator[float | None]:
     """Yield what is left of a limit of time, shared by what is still to come."""
-    if limit is not None:
-        check_not_negative("time_limit", limit)
+    check_not_negative("time_limit", limit, none=True)
     left = countdown(limit)
     for more in range(count, 0, -1):
         seconds = left()

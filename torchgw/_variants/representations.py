@@ -74,8 +74,7 @@ class Representations:
         metric: RepresentationMetric = "cosine",
         categories: Any = None,
     ) -> None:
-        known = ("precomputed", *get_args(PointMetric))
-        check_choice("metric", metric, known)
+        check_choice("metric", metric, ("precomputed", *get_args(PointMetric)))
         given = dict(tables) if isinstance(tables, Mapping) else dict(enumerate(tables))
         if len(given) < 2:
             raise InvalidInputError(

@@ -128,8 +128,7 @@ class AllResult(Result):
         for point in held.argsort(kind="stable"):
             if others[point] >= 0:
                 first[others[point]] = point
-        found = torch.from_numpy(np.where(labels >= 0, first[labels], -1))
-        return self._as(found)
+        return self._as(torch.from_numpy(np.where(labels >= 0, first[labels], -1)))
 
     def labels(self, known: Mapping[int, Any]) -> tuple[NDArray[Any], ...]:
         """Carry labels to the points of every space, from one space or from several.
@@ -159,12 +158,10 @@ class AllResult(Result):
         importance = to_numpy(self.weights).sum(1)
         for s, item in tables.items():
             plan = self.common.results[s].lazy_plan
-            held = (item[:, None] == names).astype(np.float64)
-            share += importance[s] * to_numpy(plan @ held)
-        found = [
+            share += importance[s] * to_numpy(plan @ (item[:, None] == names).astype(np.float64))
+        return tuple(
             names[to_numpy(item.lazy_plan.T @ share).argmax(1)] for item in self.common.results
-        ]
-        return tuple(found)
+        )
 
     def transform(
         self, i: int, j: int, X_new: Any = None, *, D_new: Any = None, values: Any

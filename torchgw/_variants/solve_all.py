@@ -344,8 +344,7 @@ class _Solved:
         for place, pair in enumerate(pairs):
             init = batch.plan(place)
             same = self.asked | {"epsilon": float(batch.epsilon[place])}
-            with_epsilon = replace(self, asked=same, folder=None)
-            self.keep(pair, with_epsilon.once(pair, init / init.sum()))
+            self.keep(pair, replace(self, asked=same, folder=None).once(pair, init / init.sum()))
 
     def _content(self) -> str:
         """Name the spaces and options."""

@@ -529,8 +529,7 @@ def _given_start(
     shares = (plan.T @ indicator).to(indicator.device)
     mass = shares.sum(1, keepdim=True)
     # a point that gets no mass may join any group
-    conditional = torch.where(mass > 0, shares / mass, 1 / rank)
-    return _spread(indicator, conditional, problem.marginals)
+    return _spread(indicator, torch.where(mass > 0, shares / mass, 1 / rank), problem.marginals)
 
 
 def _spread(near: Tensor, far: Tensor, marginals: Marginals) -> Factorisation:

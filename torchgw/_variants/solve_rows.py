@@ -34,12 +34,7 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.arrays import check_points, resolve_device, to_numpy
-from torchgw._boundary.checks import (
-    check_choice,
-    check_count,
-    check_not_negative,
-    reject_unknown,
-)
+from torchgw._boundary.checks import check_choice, check_count, check_not_negative, reject_unknown
 from torchgw._boundary.console import Progress, progress
 from torchgw._boundary.rows import Rows
 from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, warn_user
@@ -388,10 +383,8 @@ def solve_rows(
     """
     if n_base != "auto":
         check_count("n_base", n_base)
-    if block is not None:
-        check_count("block", block)
-    if time_limit is not None:
-        check_not_negative("time_limit", time_limit)
+    check_count("block", block, none=True)
+    check_not_negative("time_limit", time_limit, none=True)
     end = math.inf if time_limit is None else monotonic() + time_limit
     options = Options() if options is None else options
     where = resolve_device(device)
@@ -568,8 +561,7 @@ def _sees(call: _Call, table: Rows, points: Tensor, tolerance: float) -> tuple[i
     drawn, count = points[_even(points, _MEASURED)], _FIRST
     known = _distances(call, table, points, drawn)
     while True:
-        base = points[_even(points, count)]
-        apart = _distances(call, table, base, drawn) - known
+        apart = _distances(call, table, points[_even(points, count)], drawn) - known
         error = float(apart.square().mean().sqrt())
         logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
         if error <= tolerance:
@@ -693,8 +685,7 @@ def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
     potentials = Potentials(arrays["f"].double(), arrays["g"].double())
     x, y = (_Side(*(arrays[f"{letter}.{name}"] for name in _Side._fields)) for letter in "XY")
     backend = choose_backend("auto", device, torch.float64)
-    masses = Marginals(x.masses, y.masses)
-    plan = TransportPlan(cost, potentials, masses, told["epsilon"], backend)
+    plan = TransportPlan(cost, potentials, Marginals(x.masses, y.masses), told["epsilon"], backend)
     return _Map.of(x, y, plan), _Map.of(y, x, plan.T)
 
 

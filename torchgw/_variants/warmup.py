@@ -61,8 +61,7 @@ def warmup(device: Any = None, *, verbose: bool = False) -> Path:
     from torchgw._sinkhorn.kernels.operands import cache_folder
 
     problems = [(*size, seed) for size in _SIZES for seed in range(_SEEDS)]
-    sides = [16 << step for step in range((LARGEST_ROUGH // 16).bit_length())]
-    for side in sides:
+    for side in [16 << step for step in range((LARGEST_ROUGH // 16).bit_length())]:
         _run_batches(side, chosen)
     for number, (n, m, seed) in enumerate(problems, start=1):
         x, y = spiral(n, random_state=seed)[0], swiss_roll(m, random_state=seed + 1)[0]

@@ -74,8 +74,7 @@ def check_sources(
     """Refuse sources that contradict each other."""
     if use_rep is not None and use_obsp is not None:
         raise InvalidInputError("Pass `use_rep` or `use_obsp`, not both.")
-    if recipe is not None:
-        check_choice("recipe", recipe, get_args(Recipe))
+    check_choice("recipe", recipe, get_args(Recipe), none=True)
     if recipe is not None and use_obsp is not None:
         raise InvalidInputError(f"`recipe={recipe!r}` is for `use_rep`: drop `use_obsp`.")
     if metric is not None:

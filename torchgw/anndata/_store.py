@@ -37,8 +37,7 @@ class Match(NamedTuple):
         sparse = plan.to_sparse(min(count, plan.shape[1]))
         kept = float(sparse.sum() / result.marginal_a.sum())
         mapped = None if points is None else means(plan, points)
-        entries = scipy.sparse.csr_matrix(sparse)
-        return cls(plan, entries, mapped, figures(result, warned, kept))
+        return cls(plan, scipy.sparse.csr_matrix(sparse), mapped, figures(result, warned, kept))
 
 
 def store_of(data: Any, target: Any, batch_key: str | None) -> Objects | Batches:
@@ -229,8 +228,7 @@ def _copy_colours(giver: AnnData, receiver: AnnData, name: str, written: str) ->
 
 def means(plan: Plan, values: NDArray[Any]) -> NDArray[np.float64]:
     """Average values (m, c) over the partners of each row, (n, c); NaN for a row without mass."""
-    table = np.column_stack([values, np.ones(len(values))])
-    sums = to_numpy(plan @ table)
+    sums = to_numpy(plan @ np.column_stack([values, np.ones(len(values))]))
     return _ratio(sums[:, :-1], sums[:, -1:])
 
 
@@ -245,17 +243,14 @@ def carry(column: Any, plan: Plan) -> dict[str, Any]:
     from pandas import Categorical
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
-    if numbers and not _are_groups(column):
+    if (is_numeric_dtype(column) and not is_bool_dtype(column)) and not _are_groups(column):
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         known = np.isfinite(values)
-        table = np.column_stack([np.where(known, values, 0), known])
-        sums = to_numpy(plan @ table)
+        sums = to_numpy(plan @ np.column_stack([np.where(known, values, 0), known]))
         return {"": _ratio(sums[:, 0], sums[:, 1])}
     known = Categorical(column)
     # a missing label gets no share
-    indicators = np.eye(len(known.categories) + 1)[known.codes][:, :-1]
-    shares = means(plan, indicators)
+    shares = means(plan, np.eye(len(known.categories) + 1)[known.codes][:, :-1])
     best = np.nan_to_num(shares.max(axis=1))
     codes = np.where(best > 0, np.nan_to_num(shares).argmax(axis=1), -1)
     return {"": Categorical.from_codes(codes, dtype=known.dtype), "_share": best}

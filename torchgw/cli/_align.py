@@ -15,7 +15,7 @@ import numpy as np
 import torchgw
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
-from torchgw._errors import InvalidInputError, PlanTooLargeError, warn_user
+from torchgw._errors import InvalidInputError, PlanTooLargeError
 from torchgw._problem.table import TABLE
 from torchgw.cli._arguments import add_columns, add_output_options, flag_of, positive, spoken
 from torchgw.cli._files import (
@@ -140,9 +140,8 @@ def _add_solver(parser: argparse.ArgumentParser) -> None:
 
 def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     """Add a flag for each option of the table that has one, and return their names there."""
-    names = ["momentum"]
     # what was not given is absent, so that defaults live in one place
-    group.add_argument("--momentum", type=float, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+    names = []
     for option in TABLE.values():
         if option.flag is None:
             continue
@@ -155,8 +154,7 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
 def explain(options: argparse.Namespace) -> int:
     """Print what a match of two files would take, and how it would go."""
     _, given = _read_inputs(options)
-    route = torchgw.explain(**given, options=torchgw.Options(**_solve_settings(options)))
-    print(spoken(route))
+    print(spoken(torchgw.explain(**given, options=torchgw.Options(**_solve_settings(options)))))
     return EXIT_CONVERGED
 
 
@@ -167,8 +165,7 @@ def _read_inputs(options: argparse.Namespace) -> tuple[list[Side], dict[str, Any
             "--distances measures points, and --distance-matrices says that X and Y are distances "
             "already. Drop one of them."
         )
-    columns = options.id_column, options.label_column
-    sides = _read_sides((options.X, options.Y), columns)
+    sides = _read_sides((options.X, options.Y), (options.id_column, options.label_column))
     for side in sides:
         if options.distance_matrices and side.kind != "table":
             raise InvalidInputError(
@@ -352,9 +349,6 @@ def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
     settings = {
         name: getattr(options, name) for name in options.solve_options if hasattr(options, name)
     }
-    if "momentum" in settings:
-        warn_user("`--momentum` is now `--redraw`.", FutureWarning)
-        settings["redraw"] = settings.pop("momentum")
     if settings.get("scale") == "none":
         settings["scale"] = None
     return settings

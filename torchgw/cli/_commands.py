@@ -233,8 +233,7 @@ def _score(options: argparse.Namespace) -> int:
             raise InvalidInputError(
                 f"{options.truth}: expected {n} row numbers of Y, each from 0 to {m - 1}."
             )
-        found = to_numpy(result.lazy_plan.argmax())
-        scores["matched"] = float((found == partners).mean())
+        scores["matched"] = float((to_numpy(result.lazy_plan.argmax()) == partners).mean())
         if projected is not None and target is not None:
             scores["foscttm"] = foscttm(projected, target[torch.from_numpy(partners)])
     labels = _labels(options, (n, m))
@@ -242,8 +241,7 @@ def _score(options: argparse.Namespace) -> int:
         own, other = labels
         classes, place = np.unique(other, return_inverse=True)
         moved = to_numpy(result.lazy_plan @ np.eye(len(classes))[place])
-        agreeing = moved[own[:, None] == classes].sum()
-        scores["mass_on_same_label"] = float(agreeing / moved.sum())
+        scores["mass_on_same_label"] = float(moved[own[:, None] == classes].sum() / moved.sum())
         if projected is not None and target is not None:
             scores["label_accuracy"] = label_accuracy(projected, own, target, other)
     _print_figures(scores, options.json, width=19, digits=6)
@@ -275,8 +273,7 @@ def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
 def _plot(options: argparse.Namespace) -> int:
     """Draw a result."""
     written = _check_picture(options.output)
-    result = _alignment(options.result)
-    _save_picture(_draw(result, options), options.output, dpi=150)
+    _save_picture(_draw(_alignment(options.result), options), options.output, dpi=150)
     if not options.quiet:
         print(written)
     return 0
@@ -306,8 +303,7 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
         return figure
     ax = figure.add_subplot()
     if options.kind == "plan":
-        order = "structure" if labels is None else labels[0]
-        plotting.plot_plan(result, order=order, ax=ax)
+        plotting.plot_plan(result, order="structure" if labels is None else labels[0], ax=ax)
     elif options.kind == "convergence":
         plotting.plot_convergence(result, ax=ax)
     elif options.kind == "alternatives":

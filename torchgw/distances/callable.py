@@ -139,8 +139,7 @@ class ManifoldDistance(DistanceProvider):
         """
         chosen = self._points[index.to(self._points.device)]
         height = max(1, BLOCK_ENTRIES // max(1, chosen.numel()))
-        blocks = [self._between(rows, chosen) for rows in self._points.split(height)]
-        return torch.cat(blocks)
+        return torch.cat([self._between(rows, chosen) for rows in self._points.split(height)])
 
     def _between(self, rows: Tensor, chosen: Tensor) -> Tensor:
         # copies, as the function may write into its arguments, and a file may be mapped read-only

@@ -187,8 +187,7 @@ def _add_landmarks(
             # all vertices that are left are duplicates of landmarks
             break
         farthest = min(_EXTREMES, count) - len(landmarks)
-        known = (*rows, others)
-        fresh = _choose_round(closest, known, farthest, count - len(landmarks), generator)
+        fresh = _choose_round(closest, (*rows, others), farthest, count - len(landmarks), generator)
         landmarks = torch.cat([landmarks, fresh])
         rows.append(rows_of(fresh))
     return landmarks
@@ -238,8 +237,7 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
     # the power of a small number would underflow
     weight = power(closest / closest.max(), SPREAD)
     keys = uniform.to(closest.device).log() / weight
-    possible = int((weight > 0).sum())
-    return keys.topk(min(size, possible)).indices
+    return keys.topk(min(size, int((weight > 0).sum()))).indices
 
 
 def _nystrom(block: Tensor) -> tuple[Tensor, Tensor]:

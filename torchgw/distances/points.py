@@ -110,8 +110,7 @@ class PointDistance(DistanceProvider):
         if self._lies_at(device, dtype):
             return self
         weights = None if self._weights is None else self._weights.to(device, dtype)
-        points = self._points.to(device, dtype)
-        return self._moved(device, dtype, _points=points, _weights=weights)
+        return self._moved(device, dtype, _points=self._points.to(device, dtype), _weights=weights)
 
     def factors(self) -> Factors | None:
         """Compute exact factors of rank d + 2; ``None`` for "euclidean"."""

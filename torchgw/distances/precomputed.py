@@ -101,8 +101,7 @@ class PrecomputedDistance(DistanceProvider):
         return float(self.table.max())
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
-        rows = max(1, BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        return self._matrix.split(rows)
+        return self._matrix.split(max(1, BLOCK_BYTES // (self.n * self.dtype.itemsize)))
 
     def _check(self) -> None:
         """Refuse a matrix that is not finite or not symmetric, a block at a time."""
@@ -114,8 +113,7 @@ class PrecomputedDistance(DistanceProvider):
             )
         start = 0
         for block in self._row_blocks():
-            other = self._matrix[:, start : start + block.shape[0]].T
-            gap = (block - other).detach().abs().max()
+            gap = (block - self._matrix[:, start : start + block.shape[0]].T).detach().abs().max()
             if bool(gap > _SYMMETRY_TOLERANCE * largest):
                 raise InvalidInputError(
                     f"`matrix` must be symmetric; entries differ from their transposes by up to "
@@ -165,8 +163,7 @@ def geodesic_matrices(graphs: Sequence[Any], *, n_jobs: int | None = None) -> li
     list of Tensor, shapes (n, n), float64, on the CPU
     """
     geodesics = [as_geodesics(graph) for graph in graphs]
-    tasks = [(each, np.arange(each.n)) for each in geodesics]
-    return path_lengths(tasks, n_jobs=n_jobs)
+    return path_lengths([(each, np.arange(each.n)) for each in geodesics], n_jobs=n_jobs)
 
 
 def are_tables(value: Any) -> bool:

@@ -70,8 +70,7 @@ def choose_points(provider: DistanceProvider, weights: Tensor, size: int) -> Spr
 
     A fixed seed draws them, so that exact solves do not depend on ``random_state``.
     """
-    reader = column_reader(provider)
-    drawn = draw_points(size, 0, reader, weights, uniform_draws(provider, size, 0))
+    drawn = draw_points(size, 0, column_reader(provider), weights, uniform_draws(provider, size, 0))
     used, distinct = drawn.counts.tolist()
     if not ran_out(provider.n, size, used, distinct):
         return drawn.points
@@ -155,16 +154,14 @@ def _largest(keys: Tensor, count: int) -> Tensor:
         return keys.topk(count).indices
     # by the number of keys that come before each; those that are equal stay in order
     number = torch.arange(len(keys), device=keys.device)
-    earlier = number < number[:, None]
-    rank = torch.where(earlier, keys >= keys[:, None], keys > keys[:, None]).sum(1)
+    rank = torch.where(number < number[:, None], keys >= keys[:, None], keys > keys[:, None]).sum(1)
     return number.index_copy(0, rank, number)[:count]
 
 
 def _all_points(provider: ColumnReader, weights: Tensor, index: Tensor) -> SpreadPoints:
     """Take points as they are, each with its own weight."""
     table = provider.columns(index)[index].double()
-    square = torch.zeros_like(weights[0])
-    return SpreadPoints(index, (table + table.T) / 2, weights[index], square)
+    return SpreadPoints(index, (table + table.T) / 2, weights[index], torch.zeros_like(weights[0]))
 
 
 def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> SpreadPoints:

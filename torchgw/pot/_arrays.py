@@ -91,8 +91,7 @@ class Arrays:
         if self.device is not None:
             # a bare number would lose digits to PyTorch's default dtype
             return torch.from_numpy(np.asarray(array)).to(self.device, self.dtype)
-        given = np.asarray(array)
-        return given.astype(_NUMPY[self.dtype], copy=False)[()]
+        return np.asarray(array).astype(_NUMPY[self.dtype], copy=False)[()]
 
     def give_all(self, log: dict[str, Any], *keep: str) -> dict[str, Any]:
         """Hand the arrays of a log back."""

@@ -242,8 +242,7 @@ def solve_gromov(
         Ca, Cb, a, b, loss_fun, symmetric, M=M, alpha=share, also=(start,), names=_NAMES
     )
     if reg:
-        mirrored = kind == "balanced" and method != "PPA"
-        if not mirrored and needs_gradients(*given.values()):
+        if not (kind == "balanced" and method != "PPA") and needs_gradients(*given.values()):
             raise UnsupportedError(
                 "The value of this problem is differentiated for method='PGD' with both marginals "
                 "held, or without `reg`. Detach the inputs, or see torchgw.solve(differentiable=)."

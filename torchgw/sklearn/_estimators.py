@@ -36,8 +36,6 @@ class GWEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     """Every option of :func:`torchgw.solve` as a parameter, and ``metric``."""
 
     metric: Literal["precomputed"] | None = None
-    # the name that `redraw` had before
-    momentum: float | None = None
 
     def _read(
         self, names: tuple[str, str], source: Any, target: Any, dtype: Any, *, flat: bool = False
@@ -59,13 +57,13 @@ class GWEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:
         """Solve with the parameters as options."""
         given = self.get_params(deep=False)
-        metric, momentum = given.pop("metric"), given.pop("momentum")
+        metric = given.pop("metric")
         advice = "How points are measured is `distances`, such as distances='correlation'."
         check_choice("metric", metric, ("precomputed",), advice, none=True)
         options = Options(**given)
         if metric is None or as_graph("X", X) is not None:
-            return solve(X, Y, options=options, momentum=momentum, **data)
-        return solve(D_X=X, D_Y=Y, options=options, momentum=momentum, **data)
+            return solve(X, Y, options=options, **data)
+        return solve(D_X=X, D_Y=Y, options=options, **data)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there is a result."""
@@ -383,8 +381,7 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
         Xs = validate_data(self, as_numpy(Xs), dtype=FLOATS, reset=False)
-        plan = self.result_.lazy_plan
-        return self._map(Xs, self.xs_, self.xt_, plan, self.result_.transform)
+        return self._map(Xs, self.xs_, self.xt_, self.result_.lazy_plan, self.result_.transform)
 
     def inverse_transform(self, Xt: Any) -> Any:
         """Map target points into the source space, shape (q, d); new ones have no labels."""

@@ -65,9 +65,7 @@ class Walk(NamedTuple):
 
     def programs(self, n: int, blocks: Blocks) -> int:
         """Count the programs that n rows take, of which each list has several."""
-        if self.width:
-            return len(self.lists) * (self.width // blocks.n)
-        return tiles_of(n, blocks.n)
+        return len(self.lists) * (self.width // blocks.n) if self.width else tiles_of(n, blocks.n)
 
     def fit(self, blocks: Blocks) -> Blocks:
         """Shrink blocks so that they divide those of the lists."""

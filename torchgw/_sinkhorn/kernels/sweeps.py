@@ -87,8 +87,7 @@ class Workspace:
             self._tau = tau
             for index, (part, factor) in enumerate(zip(self.sides, tau, strict=True)):
                 self.control[:, index, 0] = factor
-                origin = self.vectors.origin[part]
-                self.shift[part] = (factor - 1.0) * self.vectors.scale * origin
+                self.shift[part] = (factor - 1.0) * self.vectors.scale * self.vectors.origin[part]
 
     def is_strict(self, tau: tuple[float, float]) -> bool:
         """Whether both marginals of a problem are strict, as those of the last one were."""

@@ -50,16 +50,14 @@ class TiledEagerProblem(TiledProblem):
         if not self.tiling.storable:
             return super()._all_tiles(start)
         # stored, as each of the hundreds of iterations to come would compute all entries again
-        problem = self.problem._replace(cost=self.problem.cost.dense())
-        whole = self.backend.whole.prepare(problem)
+        whole = self.backend.whole.prepare(self.problem._replace(cost=self.problem.cost.dense()))
         whole.left_entries, self.left_entries = self.left_entries, False
         return whole.sweeper(start)
 
     def _softmin(self, g: Tensor) -> Tensor:
         tiles, columns = self.tiles, self.tiles.columns
         weight = self.problem.marginals.b
-        masked = torch.where(weight > 0, g, -torch.inf)
-        _, v = tiles.exponents(Potentials(tiles.row, masked))
+        _, v = tiles.exponents(Potentials(tiles.row, torch.where(weight > 0, g, -torch.inf)))
         lists = self.tiling.softmin_lists(tiles, v)
         bias = (v + columns.order.split(weight.log().double(), -torch.inf)).to(tiles.dtype)
         result = bias.new_empty(tiles.rows.weight.shape)
@@ -67,8 +65,7 @@ class TiledEagerProblem(TiledProblem):
         for block, kept in _blocks(lists, cut.blocks):
             exponent = tiles.products(block, kept).add_(bias[kept].flatten())
             largest = exponent.amax(1)
-            total = exp_(exponent.sub_(largest[:, None])).sum(1)
-            result[block] = largest + total.log()
+            result[block] = largest + exp_(exponent.sub_(largest[:, None])).sum(1).log()
         joined = tiles.rows.order.join(cut.join_blocks(result[cut.own]).double())
         return (tiles.row - joined * self.problem.epsilon).to(g.dtype)
 
@@ -121,8 +118,7 @@ class TiledEagerProblem(TiledProblem):
 
 def _blocks(lists: TileLists, own: range | None = None) -> Iterator[tuple[int, Tensor]]:
     """Go through blocks of rows, or one's own, with the blocks of columns that each keeps."""
-    counts = lists.start.diff().tolist()
-    for block, columns in enumerate(lists.column.split(counts)):
+    for block, columns in enumerate(lists.column.split(lists.start.diff().tolist())):
         if len(columns) and (own is None or block in own):
             yield block, columns
 

@@ -188,8 +188,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> tupl
         used = both(columns > 0, column_mass > 0)
         # parts that share less mass are not scaled against each other
         hessian.diagonal().add_(torch.where(used, (1 + EQUAL) * columns, 1.0))
-        missing = torch.where(used, column_mass - columns, 0.0)
-        step, _ = torch.linalg.solve_ex(hessian, missing)
+        step, _ = torch.linalg.solve_ex(hessian, torch.where(used, column_mass - columns, 0.0))
         step = step - column_mass @ step / column_mass.sum()
         longest = float(step.abs().max())
         # the plan is far from its marginals; the next iteration comes closer without this step

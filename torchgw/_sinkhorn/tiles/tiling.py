@@ -105,8 +105,7 @@ class TileProblem(NamedTuple):
         """Compute u and v of (S1), float64, -inf where there is no point."""
         f, g = potentials
         u = self.rows.order.split((f.double() - self.row) / self.epsilon, -torch.inf)
-        v = self.columns.order.split((g.double() - self.column) / self.epsilon, -torch.inf)
-        return u, v
+        return u, self.columns.order.split((g.double() - self.column) / self.epsilon, -torch.inf)
 
     def used(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Take exponents of points with mass; those of others become -inf."""

@@ -19,13 +19,7 @@ from torch import Tensor
 from torchgw._errors import BackendUnavailableError, PerformanceWarning, warn_user
 from torchgw._tensors.operations import ALL_PAIRS, FEW_PAIRS, average, lengths
 from torchgw._tensors.ranks import Ranks
-from torchgw.distances._graph.leaves import (
-    Leaves,
-    box_gaps,
-    into_leaves,
-    leaf_count,
-    pair_squares,
-)
+from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, leaf_count, pair_squares
 
 logger = logging.getLogger(__name__)
 
@@ -192,8 +186,7 @@ def _nearest_by_tree(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbour
 def _leaves_pay(base: Leaves, query: Leaves, n_neighbors: int) -> bool:
     """Estimate from some query leaves whether visiting leaves beats products of all pairs."""
     d = base.points.shape[2]
-    step = max(1, len(query.low) // _PROBES)
-    probes = query.at(slice(None, None, step))
+    probes = query.at(slice(None, None, max(1, len(query.low) // _PROBES)))
     visited = 0.0
     for part in _leaf_blocks(probes, base):
         visited += float(_worth_a_look(probes.at(part), base, n_neighbors).sum())
@@ -224,8 +217,7 @@ def _worth_a_look(query: Leaves, base: Leaves, n_neighbors: int) -> Tensor:
     square = pair_squares(query.points, base.points[seeds].flatten(1, 2))
     square.masked_fill_((base.row[seeds] < 0).flatten(1)[:, None], torch.inf)
     reach = square.topk(n_neighbors, dim=2, largest=False).values[:, :, -1].amax(dim=1)
-    mask = gap < reach[:, None]
-    return mask.scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
+    return (gap < reach[:, None]).scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
 
 
 def _nearest_by_one_launch(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbours:

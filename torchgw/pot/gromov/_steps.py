@@ -19,14 +19,7 @@ from torchgw._typing import Marginals
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, handed, product, uniform
 from torchgw.pot._quadratic import Quadratic
-from torchgw.pot.gromov._read import (
-    Call,
-    Problem,
-    check_epsilon,
-    check_limits,
-    meets,
-    read_start,
-)
+from torchgw.pot.gromov._read import Call, Problem, check_epsilon, check_limits, meets, read_start
 
 Kind = Literal["balanced", "partial", "semirelaxed"]
 
@@ -170,8 +163,7 @@ def _by_pot(
     moved = float(plan.sum())
     if moved < rule.mass * (1 - 1e-9):
         # a plan of less mass is none to go on from
-        begun = product(problem.p, problem.q, rule.mass)
-        return found._replace(plan=begun, told=losses[:1]), False
+        return found._replace(plan=product(problem.p, problem.q, rule.mass), told=losses[:1]), False
     if moved > rule.mass:
         plan *= rule.mass / moved
     return found, log["warning"] is None and moved <= rule.mass * (1 + 1e-9)
@@ -266,8 +258,7 @@ def entropic_answer(call: Call, kind: Kind, name: str, weight: str, **inner: Any
     """Answer a call of a function with entropy, whose ``weight`` is the argument of that name."""
     epsilon = check_epsilon(weight, call.get(weight))
     problem = call.problem(differentiable=False)
-    limit = int(call.get("max_iter", call.get("numItermax")))
-    stop = _mirror.Stop(limit, call.tol, call.verbose)
+    stop = _mirror.Stop(int(call.get("max_iter", call.get("numItermax"))), call.tol, call.verbose)
     found = entropic(problem, kind, call.G0, epsilon, stop, call.get("m"), **inner)
     return call.answer(problem, found.plan, name, {"err": found.told})
 
