@@ -892,6 +892,19 @@ def test_numpy_numbers_are_numbers():
     assert json.loads(json.dumps(result.log)) == result.log
 
 
+def test_momentum_is_the_former_name_of_redraw():
+    options = {"gradient": "sampled", "n_anchors": 40, "epsilon": 0.25, "random_state": 0}
+    with pytest.warns(DeprecationWarning, match=r"`momentum` is now .*redraw"):
+        former = solve(X, Y, momentum=0.5, **options)
+    assert np.array_equal(former.plan, solve(X, Y, redraw=0.5, **options).plan)
+    assert not np.array_equal(former.plan, solve(X, Y, **options).plan)
+    with (
+        pytest.raises(InvalidInputError, match=r"`redraw` is the share.*got 2"),
+        pytest.warns(DeprecationWarning, match="redraw"),
+    ):
+        solve(X, Y, momentum=2, **options)
+
+
 def test_alpha_needs_a_linear_cost():
     for alpha in (0, 0.5):
         with pytest.raises(InvalidInputError, match=rf"`alpha={alpha}` weighs.*Pass `M`"):

@@ -99,6 +99,19 @@ def test_settings_are_stored(files):
     assert settings["gradient_used"] != "auto"
 
 
+def test_momentum_is_the_former_name_of_redraw(files, capsys):
+    command = ["align", "X.npy", "Y.npy", "-o", "out.npz", "--gradient", "sampled", *SOLVE]
+    command += ["--n-init", "1"]
+    main([*command, "--redraw", "0.5"])
+    assert "momentum" not in capsys.readouterr().err
+    expected = load()
+    main([*command, "--momentum", "0.5"])
+    assert "torchgw: warning: `--momentum` is now `--redraw`" in capsys.readouterr().err
+    assert load()["value"] == expected["value"]
+    settings, former = (json.loads(str(out["settings"])) for out in (expected, load()))
+    assert settings == former
+
+
 def test_distance_matrices_give_the_same_match(files, clouds):
     for name, points in zip("XY", clouds, strict=False):
         distances = cdist(points, points)

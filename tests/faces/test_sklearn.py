@@ -152,6 +152,16 @@ def test_unknown_parameters_name_the_nearest_one():
         GWAligner().fit(np.eye(4), np.eye(4), sample_weight=np.ones(4))
 
 
+def test_momentum_is_the_former_name_of_redraw():
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    options = {"gradient": "sampled", "epsilon": 0.1, "n_anchors": 64, "n_init": 1}
+    aligner = GWAligner(distances="euclidean", random_state=0, **options)
+    expected = aligner.set_params(redraw=0.5).fit(X, X).result_.plan
+    aligner.set_params(redraw=0.9, momentum=0.5)
+    with pytest.warns(DeprecationWarning, match=r"`momentum` is now .*redraw"):
+        assert np.array_equal(aligner.fit(X, X).result_.plan, expected)
+
+
 def test_missing_labels_are_refused():
     x = np.eye(4)
     with pytest.raises(InvalidInputError, match="`yt` has 1 missing labels, of 4"):

@@ -490,6 +490,29 @@ def test_results_of_low_rank(curves, tmp_path):  # noqa: F811
     assert torchgw.solve_low_rank(X, Y, init=again, **options).value <= result.value
 
 
+@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
+def test_files_from_before_a_part_was_renamed(curves, gradient, tmp_path):  # noqa: F811
+    """The report was a dictionary, the dual value an objective; the gradient had to be guessed."""
+    path = tmp_path / "result.npz"
+    result = solve(*curves, epsilon=5e-3, distances="landmark", gradient=gradient, n_anchors=32)
+    result.save(path)
+    tree, arrays = archive_module.read_archive(path)
+    fields = tree["fields"]
+    fields["log"] = {"dict": fields.pop("report")["parts"]}
+    for entry in fields["history"]["tuple"]:
+        entry["parts"]["objective"] = entry["parts"].pop("dual")
+    before = [entry._replace(objective=float("nan")) for entry in result.history]
+    assert fields["extension"]["parts"].pop("gradient") == gradient
+    new = torchgw.load(path)
+    archive_module.write_archive(path, tree, arrays)
+    old = torchgw.load(path)
+    assert old.report == result.report
+    assert equal(old.history, tuple(before))
+    np.testing.assert_array_equal(old.transform(curves[0]), new.transform(curves[0]))
+    back = new.inverse_transform(curves[1])
+    np.testing.assert_array_equal(old.inverse_transform(curves[1]), back)
+
+
 @pytest.mark.slow
 def test_results_of_pots_call(tmp_path):
     from torchgw.pot import OTResult, solve_gromov

@@ -439,8 +439,9 @@ def differing(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Options that `solve` has no parameters for, or no more: it takes them so with a warning that says
-# how they are spelled.
+# how they are spelled; `momentum` is what `redraw` was called before.
 FORMER = {name: f"options=torchgw.Options({name}=...)" for name in TABLE if not TABLE[name].common}
+FORMER["momentum"] = FORMER["redraw"]
 
 
 def gather(
@@ -448,10 +449,14 @@ def gather(
 ) -> Options:
     """Read the options of a call: from its parameters, its object of options, and former names."""
     given = differing(parameters)
+    if former.get("momentum", 0) is None:
+        former = {name: value for name, value in former.items() if name != "momentum"}
     if former:
         spelled = ", ".join(f"`{name}` is now {FORMER[name]}" for name in former)
         warn_user(f"{spelled}.", DeprecationWarning)
-        given |= differing(former)
+        given |= differing(
+            {"redraw" if name == "momentum" else name: value for name, value in former.items()}
+        )
     if options is None:
         return Options(**given)
     _check_once(given, options)

@@ -61,6 +61,12 @@ _RECORDS: dict[str, Any] = {
     )
 }  # fmt: skip
 DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
+# Former names of renamed parts, as older files have them.
+_FORMERLY = {
+    "GWResult": {"log": "report", "loss": "tracked"},
+    "BatchResult": {"loss": "tracked"},
+    "Iteration": {"objective": "dual"},
+}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -77,6 +83,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 def _make(kind: str, parts: dict[str, Any]) -> Any:
     """Build a dataclass; refuse parts that are not the fields it has now."""
+    if isinstance(parts.get("report"), dict):
+        parts["report"] = _make("Report", parts["report"])
     expected = dataclasses.fields(DATACLASSES[kind])
     check_fields(parts, _hints(kind))
     needed = {item.name for item in expected if item.default is item.default_factory is MISSING}
@@ -125,7 +133,7 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
         kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
-    # draws choose rows by these masses
+    # draws choose rows by these masses; old files have none
     masses = None if plan.masses is plan.weights else plan.masses
     backend = plan.backend
     known = backend.restriction if isinstance(backend, RestrictedBackend) else None
@@ -278,12 +286,16 @@ def _build_extension(**parts: Any) -> Extension:
     if scipy.sparse.issparse(coupling):
         devices = {space.points.device for space in spaces if space.points is not None}
         coupling = _coo(coupling).to(devices.pop() if devices else "cpu")
+    # files written before it was stored do not name the gradient
+    in_factors = any(side.reference is not None for side in (source, target))
+    guess = "sampled" if source.mean is not None else "factored" if in_factors else "dense"
     known = Linearised(
-        parts["gradient"], (source.provider, target.provider), coupling, parts["alpha"],
+        parts.get("gradient", guess), (source.provider, target.provider), coupling, parts["alpha"],
         parts["loss"], (source.reference, target.reference), (source.mean, target.mean),
         parts["own"],
     )  # fmt: skip
-    return Extension(spaces, known, **{name: parts[name] for name in _EXTENSION})
+    # older files lack some, which have defaults
+    return Extension(spaces, known, **{name: parts[name] for name in _EXTENSION if name in parts})
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:
@@ -397,6 +409,10 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 def build(kind: str, parts: dict[str, Any]) -> Any:
     """Build what :func:`take_apart` took apart."""
+    renamed = _FORMERLY.get(kind, {})
+    # a name may have got another meaning since
+    renamed = {old: new for old, new in renamed.items() if new not in parts}
+    parts = {renamed.get(name, name): part for name, part in parts.items()}
     if kind not in {*_RECORDS, *DATACLASSES, *_made()}:
         raise InvalidInputError(f"The file holds a {kind!r}, which this torchgw does not know.")
     if kind in DATACLASSES:

@@ -15,7 +15,7 @@ import numpy as np
 import torchgw
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
-from torchgw._errors import InvalidInputError, PlanTooLargeError
+from torchgw._errors import InvalidInputError, PlanTooLargeError, warn_user
 from torchgw._problem.table import TABLE
 from torchgw.cli._arguments import add_columns, add_output_options, flag_of, positive, spoken
 from torchgw.cli._files import (
@@ -140,8 +140,9 @@ def _add_solver(parser: argparse.ArgumentParser) -> None:
 
 def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     """Add a flag for each option of the table that has one, and return their names there."""
+    names = ["momentum"]
     # what was not given is absent, so that defaults live in one place
-    names = []
+    group.add_argument("--momentum", type=float, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     for option in TABLE.values():
         if option.flag is None:
             continue
@@ -349,6 +350,9 @@ def _solve_settings(options: argparse.Namespace) -> dict[str, Any]:
     settings = {
         name: getattr(options, name) for name in options.solve_options if hasattr(options, name)
     }
+    if "momentum" in settings:
+        warn_user("`--momentum` is now `--redraw`.", FutureWarning)
+        settings["redraw"] = settings.pop("momentum")
     if settings.get("scale") == "none":
         settings["scale"] = None
     return settings

@@ -36,6 +36,8 @@ class GWEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     """Every option of :func:`torchgw.solve` as a parameter, and ``metric``."""
 
     metric: Literal["precomputed"] | None = None
+    # the name that `redraw` had before
+    momentum: float | None = None
 
     def _read(
         self, names: tuple[str, str], source: Any, target: Any, dtype: Any, *, flat: bool = False
@@ -57,13 +59,13 @@ class GWEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     def _solve(self, X: Any, Y: Any, data: dict[str, Any]) -> GWResult:
         """Solve with the parameters as options."""
         given = self.get_params(deep=False)
-        metric = given.pop("metric")
+        metric, momentum = given.pop("metric"), given.pop("momentum")
         advice = "How points are measured is `distances`, such as distances='correlation'."
         check_choice("metric", metric, ("precomputed",), advice, none=True)
         options = Options(**given)
         if metric is None or as_graph("X", X) is not None:
-            return solve(X, Y, options=options, **data)
-        return solve(D_X=X, D_Y=Y, options=options, **data)
+            return solve(X, Y, options=options, momentum=momentum, **data)
+        return solve(D_X=X, D_Y=Y, options=options, momentum=momentum, **data)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there is a result."""
