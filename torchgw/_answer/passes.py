@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgw._batch.packing import has_triton
 from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import MarginalRule, Problem, weigh_alike
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.given_graphs import GivenMatch
 from torchgw._search.optima import LEAST_EPSILON
@@ -694,10 +694,11 @@ def _by_repair(incumbent: Incumbent) -> None:
 
 def _by_exchanges(incumbent: Incumbent) -> None:
     """Solve from the best matching of few points, or from plans whose entries exchange partners."""
-    options, problem = incumbent.lowest.strategy.options, incumbent.asked.problem
+    strategy, problem = incumbent.lowest.strategy, incumbent.asked.problem
     limits, larger = limits_of(problem.source.device), max(problem.shape)
-    few = larger <= limits.exchanged_points
-    looked_at = options.sharp if few else incumbent.searched and larger <= limits.all_points
+    few, many = larger <= limits.exchanged_points, larger <= limits.all_points
+    matched = many and incumbent.searched and strategy.facts.assignment
+    looked_at = strategy.options.sharp if few else matched
     if not (looked_at and incumbent.strict and problem.loss.cross is not None):
         return
     while _exchange(incumbent, few):
@@ -720,9 +721,9 @@ def _exchange(incumbent: Incumbent, few: bool) -> bool:
     elif not few:
         # steps with entropy stop at a matching, from which exchanges may lead lower
         blur = 1 - float(before.amax(1).sum() / before.norm()) / math.sqrt(len(before))
-        if blur > SAME or not weigh_alike(whole.weights):
+        partners = walk_from(whole, before) if blur <= SAME else None
+        if partners is None:
             return False
-        partners = walk_from(whole, before)
     if partners is not None:
         plan = torch.nn.functional.one_hot(partners, before.shape[1]).to(before) / len(before)
     else:

@@ -248,18 +248,20 @@ def best_matchings(
     return torch.from_numpy(found.states[:_STARTS]).to(device), found.agreed
 
 
-def walk_from(problem: CoarseProblem, plan: Tensor) -> Tensor:
-    """Find the best matching (n,) on a walk from the one that is most like a plan (n, n)."""
+def walk_from(problem: CoarseProblem, plan: Tensor) -> Tensor | None:
+    """Walk from the matching that is most like a plan (n, n); return a better one (n,), if any."""
     from scipy.optimize import linear_sum_assignment
 
     walk, left = Exchanges.of(problem), len(plan)
-    walk.begin(linear_sum_assignment(plan.cpu(), maximize=True)[1][None])
+    begun = linear_sum_assignment(plan.cpu(), maximize=True)[1]
+    walk.begin(begun[None])
     # few moves tell that a matching cannot be helped; one that can is worth more
     while left and not is_over():
         before, left = walk.least[0], left - 1
         walk.step()
         left = left if walk.least[0] == before else _ROUND * len(plan)
-    return torch.from_numpy(walk.best[0]).to(plan.device)
+    best = walk.best[0]
+    return None if (best == begun).all() else torch.from_numpy(best).to(plan.device)
 
 
 def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | None:

@@ -201,6 +201,9 @@ def _choose_round(
     # inequality they are at least as large as the difference of the distances to any vertex; on a
     # curve the largest of these differences is the distance.
     chosen = landmarks = torch.empty(0, dtype=torch.int64, device=closest.device)
+    if len(closest) <= VERTICES:
+        # small tables are read at once: launches take longer
+        known = [torch.cat([*known])]
     while len(landmarks) < size and closest.max() > 0:
         for one in chosen:
             closest = lesser(closest, _least_apart(known, one))
