@@ -42,8 +42,9 @@ class Limits(NamedTuple):
 
     # Precision. Entries up to which float64 throughout costs less than settling in it, and from
     # which on a GPU makes float32 products of the dense gradient of half-precision ones; and up to
-    # which marginals settle in float64 whatever its rounding, and those that may hold mass are
-    # listed where a table of all is not kept: some 80 bytes each. [L89, L298, L1459]
+    # which marginals settle in float64 whatever its rounding, no cells lie between a subsample and
+    # all points on a GPU, and those that may hold mass are listed where a table of all is not kept:
+    # some 80 bytes each. [L89, L298, L1459, L1981]
     float64: float
     settled: float
 

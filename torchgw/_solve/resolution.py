@@ -111,6 +111,10 @@ def approach(
         # cells come next anyway
         most = 0 if fall is None else _FIRST_CELLS * _FINER**2
         levels = [joined for joined in levels if max(sizes) <= most * joined]
+    device = problem.source.device
+    if device.type == "cuda" and math.prod(sizes) <= limits_of(device).settled and fall is None:
+        # cells would save less than their launches take
+        levels = []
     finest = _orders(gradient, state, (1, 1)) if levels else None
     for joined in levels:
         if is_over() or state.status is Status.STOPPED or finest is None:
