@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._errors import UnsupportedError
-from torchgw._problem.limits import LIMITS, Limits
+from torchgw._problem.limits import Limits
 from torchgw._problem.losses import check_products
 from torchgw._problem.problem import Facts
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
@@ -640,13 +640,3 @@ def route_of_copies(facts: Facts) -> Route:
         Choice("end", KEEPS_ALL, "no plan is better"), 0.0, None, 0,
         Dtypes(torch.float64, torch.float64, again=False), 0,
     )  # fmt: skip
-
-
-def moves_table() -> str:
-    """Write the moves of the search as a table in Markdown."""
-    lines = ["| move | what | where | up to, CPU | up to, GPU, if other |", "|---|---|---|---|---|"]
-    for move in MOVES:
-        cpu, gpu = (move.limit(LIMITS[device]) for device in ("cpu", "cuda"))
-        other = "" if cpu == gpu else gpu
-        lines.append(f"| {move.name} | {move.what} | {move.where} | {cpu} | {other} |")
-    return "\n".join(lines)
