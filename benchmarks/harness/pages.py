@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.studies import Row, markdown, read
+from torchgw._problem.limits import LIMITS
 from torchgw._problem.table import TABLE, spelled
-from torchgw._solve.route import moves_table
+from torchgw._solve.route import MOVES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -262,8 +263,17 @@ def _options(*, common: bool) -> str:
     return markdown(["option", "values", "default", "flag", "what it is"], rows)
 
 
+def _moves() -> str:
+    """The moves of the search, and up to which sizes they are made."""
+    lines = []
+    for move in MOVES:
+        cpu, gpu = (move.limit(LIMITS[device]) for device in ("cpu", "cuda"))
+        lines.append([move.name, move.what, move.where, cpu, "" if cpu == gpu else gpu])
+    return markdown(["move", "what", "where", "up to, CPU", "up to, GPU, if other"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "moves": moves_table,
+    "moves": _moves,
     "common": partial(_options, common=True),
     "rare": partial(_options, common=False),
     "standing": _standing,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchgw._batch.packing import Stack, make_stack, pack, padded_sizes
 from torchgw._boundary.arrays import as_weights, check_each, check_points
+from torchgw._boundary.checks import both
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed, with_area
@@ -162,9 +163,7 @@ def _measured(
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Compute the scaled distances of one space, and its weights."""
-    spec = measure.distances
-    if isinstance(spec, (tuple, list)):
-        spec = spec[side]
+    spec = both(measure.distances)[side]
     if isinstance(spec, DistanceProvider):
         raise InvalidInputError(
             "`distances` must be a name here, as every space has distances of its own. List "

@@ -409,10 +409,7 @@ def _known_once(index: Tensor) -> Indices:
 
 def of_pairs(support: Tensor | None, pairs: Indices, shape: tuple[int, int]) -> Tensor:
     """Allow points of known pairs for each other alone, (n, m) bool; others as a support does."""
-    device = pairs.source.device
-    mask = (
-        torch.ones(shape, dtype=torch.bool, device=device) if support is None else support.clone()
-    )
+    mask = pairs.source.new_ones(shape).bool() if support is None else support.clone()
     inside = mask[pairs.source, pairs.target].clone()
     mask[pairs.source] = False
     mask[:, pairs.target] = False

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._errors import UnsupportedError
-from torchgw._problem.limits import LIMITS, Limits
+from torchgw._problem.limits import Limits
 from torchgw._problem.losses import check_products
 from torchgw._problem.problem import Facts
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
@@ -416,17 +416,14 @@ MOVES = (
     Move(
         "few points", "16 starts on a few points of each side, the best 3 on 256",
         "always; of more points where all pairs are allowed",
-        lambda facts, options, limits: (
-            _searched(facts, options)
-            and not (facts.restricted and facts.larger > limits.few_points)
-        ),
+        lambda facts, options, limits: _searched(facts, options)
+        and not (facts.restricted and facts.larger > limits.few_points),
         lambda limits: f"{limits.few_points} points a side",
     ),
     Move(
         "all points", "the same starts on all points", "where few points say little of the others",
-        lambda facts, options, limits: (
-            _searched(facts, options) and limits.few_points < facts.larger <= limits.all_points
-        ),
+        lambda facts, options, limits: _searched(facts, options)
+        and limits.few_points < facts.larger <= limits.all_points,
         lambda limits: f"{limits.all_points} points a side",
     ),
     Move(
@@ -436,10 +433,8 @@ MOVES = (
     Move(
         "messages", "messages along the edges of two graphs",
         "where few points do not determine where all go, and tables are mostly zeros",
-        lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.square
-            and facts.linear is None and not facts.restricted
-        ),
+        lambda facts, options, limits: _strict(facts, options) and options.search != "fast"
+        and facts.square and facts.linear is None and not facts.restricted,
         lambda limits: (
             f"{limits.messages:,.0f} edges times nodes; any number among chains; without turning "
             f"back {limits.walks:,.0f} edges times edges"
@@ -448,10 +443,8 @@ MOVES = (
     Move(
         "open", "a few chains between few points, and on all beside the optima of few",
         "where few determine where all go, but not which optimum is the best",
-        lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.products
-            and (limits.few_chains > 0 or facts.entries < limits.open_most)
-        ),
+        lambda facts, options, limits: _strict(facts, options) and options.search != "fast"
+        and facts.products and (limits.few_chains > 0 or facts.entries < limits.open_most),
         lambda limits: f"{limits.few_chains} between few; {limits.open_chains} on all, "
         f"below {limits.open_most:,} pairs, then all chains unless one meets the best of few; all "
         f"chains up to {limits.stacked:,}",
@@ -470,44 +463,35 @@ MOVES = (
     Move(
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
         "always; chains first where few points leave it open, or their ends disagree",
-        lambda facts, options, limits: (
-            _follows(facts, options, limits) and not any(facts.directed)
-            and facts.entries <= limits.stacked
-        ),
+        lambda facts, options, limits: _follows(facts, options, limits)
+        and not any(facts.directed) and facts.entries <= limits.stacked,
         lambda limits: f"{limits.stacked:,} pairs",
     ),
     Move(
         "product", "a solve from a x b at the target", "unless all ends were followed",
-        lambda facts, options, limits: (
-            _strict(facts, options) and facts.entries <= limits.product
-        ),
+        lambda facts, options, limits: _strict(facts, options) and facts.entries <= limits.product,
         lambda limits: f"{limits.product:,} pairs",
     ),
     Move(
         "optima", "a solve from every optimum that may end lower, ended early if it does not",
         "unless all ends were followed",
-        lambda facts, options, limits: (
-            _strict(facts, options) and facts.entries <= limits.followed
-        ),
+        lambda facts, options, limits: _strict(facts, options)
+        and facts.entries <= limits.followed,
         lambda limits: f"{limits.followed:,.0f} pairs",
     ),
     Move(
         "twice", "a solve from a x b and one from the best plan of few points",
         "where few points say little, and chains are not followed",
-        lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast"
-            and facts.larger > limits.all_points and facts.products
-            and facts.entries <= limits.subsample
-        ),
+        lambda facts, options, limits: _strict(facts, options) and options.search != "fast"
+        and facts.larger > limits.all_points and facts.products
+        and facts.entries <= limits.subsample,
         lambda limits: f"{limits.subsample:,.0f} pairs where distances have factors",
     ),
     Move(
         "linear cost", "the best plan for the linear cost alone, tried on cells of near points",
         "where a subsample is solved first, with known pairs, `M` or `features`",
-        lambda facts, options, limits: (
-            _searched(facts, options) and facts.linear is not None
-            and can_subsample(facts, options, limits, "factored")
-        ),
+        lambda facts, options, limits: _searched(facts, options) and facts.linear is not None
+        and can_subsample(facts, options, limits, "factored"),
         lambda limits: f"any number, from {limits.subsample:,.0f} pairs on",
     ),
     Move(
@@ -524,48 +508,39 @@ MOVES = (
     Move(
         "turns", "all points laid on the others at 96 turns of the plane, a solve from the best",
         "where distances are squared, the plan is polished and optima may cost as much",
-        lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and options.sharp
-            and facts.square and facts.linear is None and not facts.restricted
-            and facts.factors == (_PLANE, _PLANE) and facts.entries <= limits.turned
-        ),
+        lambda facts, options, limits: _strict(facts, options) and options.search != "fast"
+        and options.sharp and facts.square and facts.linear is None and not facts.restricted
+        and facts.factors == (_PLANE, _PLANE) and facts.entries <= limits.turned,
         lambda limits: f"{limits.turned:,.0f} pairs",
     ),
     Move(
         "seen", "a solve by short steps from the lowest plan of all points that was listed",
         "where every solve has ended above it",
-        lambda facts, options, limits: (
-            _strict(facts, options) and not facts.restricted and facts.entries <= limits.followed
-        ),
+        lambda facts, options, limits: _strict(facts, options) and not facts.restricted
+        and facts.entries <= limits.followed,
         lambda limits: f"{limits.followed:,.0f} pairs",
     ),
     Move(
         "relaxed", "pairs at equal distances, maps, strict optima followed to their ends, mixed",
         "with `unbalanced` or `mass`",
-        lambda facts, options, limits: (
-            _searched(facts, options) and options.rule is not None
-            and facts.larger <= limits.few_points
-        ),
+        lambda facts, options, limits: _searched(facts, options) and options.rule is not None
+        and facts.larger <= limits.few_points,
         lambda limits: f"{limits.few_points} points a side",
     ),
     Move(
         "pairs", "partners of few points by equal distances, improved and followed, then solves",
         "with `unbalanced` or `mass`; few points are searched where these leave a doubt",
-        lambda facts, options, limits: (
-            _searched(facts, options) and options.rule is not None and facts.plain
-            and not facts.restricted
-            and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
-        ),
+        lambda facts, options, limits: _searched(facts, options) and options.rule is not None
+        and facts.plain and not facts.restricted and facts.larger > limits.few_points
+        and limits.stores(facts.n, facts.m),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
     ),
     Move(
         "parts", "85% of the mass matched on a few points, which may leave the plan in doubt",
         "where the plan is no copy, and costs far more than that part does by it",
-        lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.plain
-            and facts.linear is None and not facts.restricted
-            and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
-        ),
+        lambda facts, options, limits: _strict(facts, options) and options.search != "fast"
+        and facts.plain and facts.linear is None and not facts.restricted
+        and facts.larger > limits.few_points and limits.stores(facts.n, facts.m),
         lambda limits: f"{limits.kept_tables:,.0f} pairs",
     ),
 )  # fmt: skip
@@ -671,13 +646,3 @@ def route_of_copies(facts: Facts) -> Route:
         Choice("end", KEEPS_ALL, "no plan is better"), 0.0, None, 0,
         Dtypes(torch.float64, torch.float64, again=False), 0,
     )  # fmt: skip
-
-
-def moves_table() -> str:
-    """Write the moves of the search as a table in Markdown."""
-    lines = ["| move | what | where | up to, CPU | up to, GPU, if other |", "|---|---|---|---|---|"]
-    for move in MOVES:
-        cpu, gpu = (move.limit(LIMITS[device]) for device in ("cpu", "cuda"))
-        other = "" if cpu == gpu else gpu
-        lines.append(f"| {move.name} | {move.what} | {move.where} | {cpu} | {other} |")
-    return "\n".join(lines)
