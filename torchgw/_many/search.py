@@ -66,11 +66,11 @@ class Searched(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What few points tell of one problem."""
+    """What starts tell of B problems before any is solved."""
 
-    plans: Tensor  # (TOLD, n, m) to begin at, float64 on the host
-    ambiguity: float  # as of a single solve
-    certain: bool  # whether starts agreed on the first of the plans
+    plans: Tensor  # (B, TOLD, n, m) to begin at
+    ambiguity: Tensor  # (B,) as of a single solve
+    certain: Tensor  # (B,) whether starts agreed on the first of the plans
 
 
 def ask_few_points(problem: Problem, epsilon: float, rule: MarginalRule | None) -> Told:
@@ -190,30 +190,50 @@ def compile_programs(packed: Packed, stack: Stack) -> None:
         compile_together(packed.device, lambda: solve_linear(begun, 1.0, 0))
 
 
-def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
-    """Search all problems, of which plans (B, n, m) are known."""
-    count, device = len(plans), plans.device
-    every = torch.arange(count, device=device)
-    scale = natural_scale(stack.problems, every, None)
+def ask_starts(stack: Stack, starts: Starts) -> Told:
+    """Follow first costs of all problems side by side, and keep the lowest optima of each."""
+    every = torch.arange(len(stack.problems), device=stack.problems.device)
+    ends = _side_by_side(_follow_costs(stack, starts, every), len(every))
+    found = improve(stack, ends, 0).members
+    ambiguity, there = _ambiguity(stack, found), found.objectives[:, :TOLD].isfinite()
+    plans = found.plans[:, :TOLD].where(there[:, :, None, None], found.plans[:, :1])
+    return Told(plans, ambiguity, ambiguity < _CLEAR)
+
+
+def _follow_costs(stack: Stack, starts: Starts, every: Tensor) -> list[Ends]:
+    """Follow what begins with the costs of starts, a group of as many of each problem."""
+    scale, count = natural_scale(stack.problems, every, None), len(every)
     which = every.repeat_interleave(starts.count)
-    kind = torch.arange(starts.count, device=device).repeat(count)
-    first = torch.full((len(which),), GUESS_EPSILON, dtype=torch.float64, device=device)
+    kind = torch.arange(starts.count, device=every.device).repeat(count)
+    first = torch.full_like(scale, GUESS_EPSILON)[which]
     yes = torch.ones_like(which, dtype=torch.bool)
 
     def begin(some: Tensor) -> tuple[Tensor, Tensor]:
         return starts.costs(which[some], kind[some], scale[which[some]]), yes[some]
 
-    alike, matched = _matchings(stack, every)
-    known = stack.follow(torch.cat([every, alike]), torch.cat([plans, matched]))
-    groups = [Ends(*(part[:count] for part in known)), stack.settle(which, first, begin)]
+    groups = [stack.settle(which, first, begin)]
     if stack.problems.relaxed is not None:
         # relaxed plans may leave points out before these have found their place
         strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
         balls = neighbourhoods(stack, every)
-        strict_plans = strict.plans.view(count, -1, *balls.shape[2:])
-        more = torch.cat([strict_plans, balls], 1)
+        more = torch.cat([strict.plans.view(count, -1, *balls.shape[2:]), balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
-        groups += follow_maps(stack, plans)
+    return groups
+
+
+def _side_by_side(groups: list[Ends], count: int) -> Ends:
+    """Put groups of ends, as many of each problem, side by side (B, S)."""
+    parts = [[part.view(count, -1, *part.shape[1:]) for part in group] for group in groups]
+    return Ends(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+
+
+def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
+    """Search all problems, of which plans (B, n, m) are known."""
+    count, every = len(plans), torch.arange(len(plans), device=plans.device)
+    alike, matched = _matchings(stack, every)
+    known = stack.follow(torch.cat([every, alike]), torch.cat([plans, matched]))
+    groups = [Ends(*(part[:count] for part in known)), *_follow_costs(stack, starts, every)]
+    groups += follow_maps(stack, plans) if stack.problems.relaxed else []
     if len(alike):
         # the others have no such end, and an infinite objective there
         nowhere = plans.new_full((count, _MATCHINGS), math.inf)
@@ -221,12 +241,7 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         for part, mine in zip(led, known, strict=True):
             part[alike[::_MATCHINGS]] = mine[count:].view(-1, *part.shape[1:])
         groups.append(Ends(*(part.flatten(0, 1) for part in led)))
-    ends = Ends(
-        *(
-            torch.cat([part.view(count, -1, *part.shape[1:]) for part in parts], 1)
-            for parts in zip(*groups, strict=True)
-        )
-    )
+    ends = _side_by_side(groups, count)
     found = exchange(stack, ends, improve(stack, ends, _ROUNDS))
     ambiguity = _ambiguity(stack, found.members)
     certain = (found.met >= AGREEING) | found.agreed

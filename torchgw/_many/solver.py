@@ -26,6 +26,7 @@ from torchgw._many.search import (
     TOLD_AT,
     Starts,
     ask_few_points,
+    ask_starts,
     compile_programs,
     follow_maps,
     search,
@@ -362,8 +363,7 @@ class _Group:
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
     small = math.prod(group.sizes) <= limits_of(group.device).tiny
-    # a GPU would wait for few points
-    if group.asked.n_init is not None or not (small or group.device.type == "cpu"):
+    if group.asked.n_init is not None:
         _solve_starts(group, found, keep)
         return
     for block in group.blocks():
@@ -402,14 +402,10 @@ def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve some problems as without a search, and from where few points of each tell."""
     packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
     plain, stack = _solved(group, packed, every), stack_of(packed)
-    told = []
-    for place, number in enumerate(group.numbers.tolist()):
-        rule = check_marginal_rule(**group.asked.wanted.marginals(number))
-        epsilon = float(stack.problems.epsilon[place])
-        told.append(ask_few_points(group.problem(place, packed), epsilon, rule))
+    told = ask_starts(stack, Starts(group.asked.shelves, group.sizes, group.i, group.j))
     problem = every.repeat_interleave(TOLD)
     first = torch.full_like(packed.first[problem], TOLD_AT)
-    plans = torch.stack([stack.padded(one.plans) for one in told])
+    plans = told.plans
     for mapped in follow_maps(stack, plain.ends.plan) if packed.relaxed else []:
         there = mapped.objectives.isfinite()
         plans[there, -1] = mapped.plans[there]
@@ -423,8 +419,7 @@ def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     ambiguity, certain = torch.full_like(packed.alpha, math.nan), agree.all(1)
     if packed.relaxed is None:
         # of other masses few points would know nothing
-        ambiguity = packed.alpha.new_tensor([one.ambiguity for one in told])
-        certain = agree[:, 1] & agree.new_tensor([one.certain for one in told])
+        ambiguity, certain = told.ambiguity, agree[:, 1] & told.certain
     _hand_over(group, packed, best.of(taken), ambiguity, ~certain, found, keep)
 
 
