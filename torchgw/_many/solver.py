@@ -25,9 +25,9 @@ from torchgw._many.search import (
     TOLD,
     TOLD_AT,
     Starts,
-    ask_few_points,
     ask_starts,
     compile_programs,
+    congruent_plan,
     follow_maps,
     search,
     stack_of,
@@ -403,9 +403,14 @@ def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
     plain, stack = _solved(group, packed, every), stack_of(packed)
     told = ask_starts(stack, Starts(group.asked.shelves, group.sizes, group.i, group.j))
+    plans = told.plans.clone()
     problem = every.repeat_interleave(TOLD)
     first = torch.full_like(packed.first[problem], TOLD_AT)
-    plans = told.plans
+    for place, number in enumerate(group.numbers.tolist()) if packed.relaxed else []:
+        rule = check_marginal_rule(**group.asked.wanted.marginals(number))
+        assert rule is not None
+        for plan in congruent_plan(group.problem(place, packed), rule.share):
+            plans[place, -1] = stack.padded(plan[None])[0]
     for mapped in follow_maps(stack, plain.ends.plan) if packed.relaxed else []:
         there = mapped.objectives.isfinite()
         plans[there, -1] = mapped.plans[there]
@@ -418,8 +423,8 @@ def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     agree = torch.cat([plain.numbers.objective[:, None], ends], 1) - lowest <= AGREED * lowest.abs()
     ambiguity, certain = torch.full_like(packed.alpha, math.nan), agree.all(1)
     if packed.relaxed is None:
-        # of other masses few points would know nothing
-        ambiguity, certain = told.ambiguity, agree[:, 1] & told.certain
+        # of other masses strict starts know nothing
+        ambiguity, certain = told.ambiguity, agree[:, 1] & told.clear
     _hand_over(group, packed, best.of(taken), ambiguity, ~certain, found, keep)
 
 
