@@ -92,6 +92,7 @@ class Starts:
         mixing = torch.cat([mixing.new_ones(1, levels), mixing])
         self.signs, self.mixing = signs.to(device), mixing.to(device)
         self.named = len(self.signs) + len(self.mixing)
+        self.turned = slice(len(self.mixing), self.named)
         # plans of no reason at all find most where there are few
         more = min(_RANDOM, _RANDOM_ENTRIES // (sizes[0] * sizes[1]))
         self.random = torch.randn(
@@ -121,11 +122,12 @@ class Starts:
             found[drawn] = scale[drawn, None, None] * self.random[kind[drawn] - self.named]
         return found
 
-    def settle(self, stack: Stack, every: Tensor) -> Ends:
-        """Follow all starts of all problems (B,) until they settle."""
+    def settle(self, stack: Stack, every: Tensor, kinds: slice = slice(None)) -> Ends:
+        """Follow starts of some kinds of all problems (B,) until they settle."""
         scale = natural_scale(stack.problems, every, None)
-        which = every.repeat_interleave(self.count)
-        kind = torch.arange(self.count, device=every.device).repeat(len(every))
+        kind = torch.arange(self.count, device=every.device)[kinds]
+        which = every.repeat_interleave(len(kind))
+        kind = kind.repeat(len(every))
         yes = torch.ones_like(which, dtype=torch.bool)
 
         def begin(some: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +152,7 @@ def stack_of(packed: Packed) -> Stack:
 
 def strict_of(stack: Stack) -> Stack:
     """Ask for strict marginals in place of relaxed ones."""
-    return Stack(replace(stack.problems, relaxed=None))
+    return replace(stack, problems=replace(stack.problems, relaxed=None))
 
 
 def ask_starts(stack: Stack, starts: Starts) -> Told:
@@ -158,7 +160,7 @@ def ask_starts(stack: Stack, starts: Starts) -> Told:
     every = torch.arange(len(stack.problems), device=stack.problems.device)
     # relaxed plans may leave points out before these have found their place
     stack = strict_of(stack)
-    ends = starts.settle(stack, every)
+    ends = starts.settle(stack, every, starts.turned)
     found = improve(stack, Ends(*(part.unflatten(0, (len(every), -1)) for part in ends)), 0).members
     ambiguity, there = _ambiguity(stack, found), found.objectives[:, :TOLD].isfinite()
     plans = found.plans[:, :TOLD].where(there[:, :, None, None], found.plans[:, :1])
