@@ -92,7 +92,6 @@ class Starts:
         mixing = torch.cat([mixing.new_ones(1, levels), mixing])
         self.signs, self.mixing = signs.to(device), mixing.to(device)
         self.named = len(self.signs) + len(self.mixing)
-        self.turned = slice(len(self.mixing), self.named)
         # plans of no reason at all find most where there are few
         more = min(_RANDOM, _RANDOM_ENTRIES // (sizes[0] * sizes[1]))
         self.random = torch.randn(
@@ -122,12 +121,11 @@ class Starts:
             found[drawn] = scale[drawn, None, None] * self.random[kind[drawn] - self.named]
         return found
 
-    def settle(self, stack: Stack, every: Tensor, kinds: slice = slice(None)) -> Ends:
-        """Follow starts of some kinds of all problems (B,) until they settle."""
+    def settle(self, stack: Stack, every: Tensor, start: int = 0) -> Ends:
+        """Follow all starts of all problems (B,), or those from one on, until they settle."""
         scale = natural_scale(stack.problems, every, None)
-        kind = torch.arange(self.count, device=every.device)[kinds]
-        which = every.repeat_interleave(len(kind))
-        kind = kind.repeat(len(every))
+        kinds = torch.arange(start, self.count, device=every.device)
+        which, kind = every.repeat_interleave(len(kinds)), kinds.repeat(len(every))
         yes = torch.ones_like(which, dtype=torch.bool)
 
         def begin(some: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,8 +158,10 @@ def ask_starts(stack: Stack, starts: Starts) -> Told:
     every = torch.arange(len(stack.problems), device=stack.problems.device)
     # relaxed plans may leave points out before these have found their place
     stack = strict_of(stack)
-    ends = starts.settle(stack, every, starts.turned)
-    found = improve(stack, Ends(*(part.unflatten(0, (len(every), -1)) for part in ends)), 0).members
+    ends = starts.settle(stack, every, len(starts.mixing))
+    ends = Ends(*(part.unflatten(0, (len(every), -1)) for part in ends))
+    # a linear cost leads all starts to one optimum, also where kicks find lower ones [L1989]
+    found = improve(stack, ends, int(stack.problems.linear is not None)).members
     ambiguity, there = _ambiguity(stack, found), found.objectives[:, :TOLD].isfinite()
     plans = found.plans[:, :TOLD].where(there[:, :, None, None], found.plans[:, :1])
     return Told(plans, ambiguity, ambiguity < _CLEAR)
