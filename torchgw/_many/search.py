@@ -42,7 +42,7 @@ _MATCHINGS = 8
 # scale. [L1932, L1988]
 TOLD, TOLD_AT = 2, 0.01
 # Ambiguity below which the lowest optimum is clear, if solves agree. [L1932, L1988]
-_CLEAR = 0.8
+_CLEAR = 0.75
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
