@@ -292,7 +292,7 @@ def solve_many(
     n_init : int, optional
         By default problems of up to 1,024 pairs of points (32 x 32) are searched: many starts are
         followed to their ends, the best ones kicked and mixed, and solved from. Larger ones are
-        solved from a single start and from the two best of eight others, in two to four times the
+        solved from a single start and from the two best of 8 to 23 others, in two to four times the
         time of one start, and those of more than 512 points as by ``solve``. ``result.doubts`` says
         where they did not agree. With a number so many starts are solved, of which the lowest
         objective counts, and nothing is said of other optima: a x b annealed from the natural
