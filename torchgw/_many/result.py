@@ -16,7 +16,7 @@ from torchgw._results.base import Result, tracked_loss
 from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
 from torchgw._solve.state import Status
-from torchgw._starts.alternatives import WHY_ALONE, WHY_BATCH, WHY_UNSEARCHED
+from torchgw._starts.alternatives import WHY_ALONE, WHY_BATCH
 from torchgw._typing import Array
 
 
@@ -49,8 +49,8 @@ class BatchResult(Result):
         Outer iterations of each.
     doubtful : Tensor or ndarray, shape (B,), int64
         1 where the starts of a search did not agree on an optimum, so that there may be a better
-        one, 2 where there was no search, of larger problems on a GPU, 3 where a problem was solved
-        as by ``solve``, which is in doubt; ``doubts`` has that in words.
+        one, 2 where a problem was solved as by ``solve``, which is in doubt; ``doubts`` has that in
+        words.
     shapes : Tensor or ndarray, shape (B, 2), int64
         Points of both sides of each.
     entries : Tensor, ndarray or None, shape (sum of n m,), float64
@@ -103,7 +103,7 @@ class BatchResult(Result):
     @property
     def doubts(self) -> list[str]:
         """Why each may not be the best optimum, as ``doubt`` of a single result; empty if not."""
-        said = "", WHY_BATCH, WHY_UNSEARCHED, WHY_ALONE
+        said = "", WHY_BATCH, WHY_ALONE
         return [said[code] for code in self.doubtful.tolist()]
 
     @property

@@ -21,16 +21,14 @@ from torchgw._batch.packing import (
 )
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
-from torchgw._problem.problem import MarginalRule, Problem, stored_matrix
-from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, distinct_optima, follow_all
+from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free, matchings_of_many
-from torchgw._sinkhorn.choose import batch_solver
-from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._starts.alternatives import DISTINCT, OTHER, Ends, different_optima
-from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT, Trial
-from torchgw._starts.coarse import SQUARE_OF_FLOAT32, represent
+from torchgw._starts.alternatives import OTHER, Ends
+from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
+from torchgw._starts.coarse import SQUARE_OF_FLOAT32
 from torchgw._starts.guesses import congruent_pairs
 from torchgw._tensors.ahead import compile_together
 from torchgw._tensors.operations import EQUAL, straight, sums_of
@@ -40,11 +38,11 @@ from torchgw._tensors.operations import EQUAL, straight, sums_of
 _MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
 # Matchings that are followed. [L1850]
 _MATCHINGS = 8
-# Plans of few points from which a larger problem is solved, and the epsilon at which, as a share of
-# the natural scale. [L1932]
+# Plans from which a larger problem is solved, and the epsilon at which, as a share of the natural
+# scale. [L1932, L1988]
 TOLD, TOLD_AT = 2, 0.01
-# Ambiguity of what few points tell below which it is clear, if starts agree. [L1932]
-_CLEAR = 0.8
+# Ambiguity below which the lowest optimum is clear, if solves agree. [L1932, L1988]
+_CLEAR = 0.75
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
@@ -66,43 +64,11 @@ class Searched(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What few points tell of one problem."""
+    """What the starts of B larger problems tell."""
 
-    plans: Tensor  # (TOLD, n, m) to begin at, float64 on the host
-    ambiguity: float  # as of a single solve
-    certain: bool  # whether starts agreed on the first of the plans
-
-
-def ask_few_points(problem: Problem, epsilon: float, rule: MarginalRule | None) -> Told:
-    """Follow the starts of a single solve between few points, and keep the lowest optima.
-
-    Of a relaxed problem one plan is between points at equal distances: they tell what is shared.
-    """
-    coarse = represent(problem)
-    # batches hold no problem that is too large for that
-    assert coarse is not None
-    target = max(epsilon, LEAST_EPSILON * coarse.scale)
-    labels, judged = follow_all(coarse, target, DEFAULT_STARTS, batch_solver(EagerBackend()))
-    found = distinct_optima(judged, labels)
-    lowest, few = judged.rounded[found.places], coarse.problem
-    begun = lowest.new_zeros(TOLD, *problem.shape)
-    places = torch.arange(TOLD, device="cpu").clamp_(max=len(lowest) - 1)
-    begun[:, few.source.indices[:, None], few.target.indices] = lowest[places]
-    if rule is not None:
-        generator = torch.Generator("cpu").manual_seed(0)
-        x, y = (stored_matrix(side) for side in problem.sides)
-        pairs = congruent_pairs(x, y, problem.marginals, rule.share, 1, generator)
-        for plan in pairs.plans(*problem.shape):
-            begun[-1] = plan
-    trials = [
-        Trial(label, target, math.nan, value, math.nan, "refined")
-        for label, value in zip(found.labels, found.values, strict=True)
-    ]
-    _, ambiguity = different_optima(coarse, trials, lowest, problem.shape)
-    # a start whose epsilon falls in two ways knows of itself
-    near = judged.table[found.places[0], 1:] <= DISTINCT
-    kinds = {labels[place].removesuffix(", ladder") for place in near.nonzero()[:, 0].tolist()}
-    return Told(begun, ambiguity, len(kinds) >= AGREEING and ambiguity < _CLEAR)
+    plans: Tensor  # (B, TOLD, n, m) to begin at
+    ambiguity: Tensor  # (B,) as of a single solve
+    clear: Tensor  # (B,) whether no other optimum is near the first
 
 
 class Starts:
@@ -155,6 +121,18 @@ class Starts:
             found[drawn] = scale[drawn, None, None] * self.random[kind[drawn] - self.named]
         return found
 
+    def settle(self, stack: Stack, every: Tensor, start: int = 0) -> Ends:
+        """Follow all starts of all problems (B,), or those from one on, until they settle."""
+        scale = natural_scale(stack.problems, every, None)
+        kinds = torch.arange(start, self.count, device=every.device)
+        which, kind = every.repeat_interleave(len(kinds)), kinds.repeat(len(every))
+        yes = torch.ones_like(which, dtype=torch.bool)
+
+        def begin(some: Tensor) -> tuple[Tensor, Tensor]:
+            return self.costs(which[some], kind[some], scale[which[some]]), yes[some]
+
+        return stack.settle(which, torch.full_like(scale, GUESS_EPSILON)[which], begin)
+
 
 def stack_of(packed: Packed) -> Stack:
     """Stack problems for their search, at the epsilon at which plans are compared."""
@@ -167,6 +145,33 @@ def stack_of(packed: Packed) -> Stack:
     if relaxed is not None and relaxed.mass is not None:
         epsilon = epsilon * relaxed.mass
     return Stack(replace(packed, epsilon=epsilon, begin=None))
+
+
+def strict_of(stack: Stack) -> Stack:
+    """Ask for strict marginals in place of relaxed ones."""
+    return replace(stack, problems=replace(stack.problems, relaxed=None))
+
+
+def ask_starts(stack: Stack, starts: Starts) -> Told:
+    """Follow the starts of all problems side by side, and keep the lowest optima of each."""
+    every = torch.arange(len(stack.problems), device=stack.problems.device)
+    # relaxed plans may leave points out before these have found their place
+    stack = strict_of(stack)
+    ends = starts.settle(stack, every, len(starts.mixing))
+    ends = Ends(*(part.unflatten(0, (len(every), -1)) for part in ends))
+    # a linear cost leads all starts to one optimum, also where kicks find lower ones [L1989]
+    found = improve(stack, ends, int(stack.problems.linear is not None)).members
+    ambiguity, there = _ambiguity(stack, found), found.objectives[:, :TOLD].isfinite()
+    plans = found.plans[:, :TOLD].where(there[:, :, None, None], found.plans[:, :1])
+    return Told(plans, ambiguity, ambiguity < _CLEAR)
+
+
+def congruent_plan(problem: Problem, share: float) -> Tensor:
+    """Make a plan (1, n, m) between points at equal distances: these tell what two sides share."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    x, y = (stored_matrix(side) for side in problem.sides)
+    pairs = congruent_pairs(x, y, problem.marginals, share, 1, generator)
+    return pairs.plans(*problem.shape)
 
 
 def compile_programs(packed: Packed, stack: Stack) -> None:
@@ -191,23 +196,13 @@ def compile_programs(packed: Packed, stack: Stack) -> None:
 
 def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
     """Search all problems, of which plans (B, n, m) are known."""
-    count, device = len(plans), plans.device
-    every = torch.arange(count, device=device)
-    scale = natural_scale(stack.problems, every, None)
-    which = every.repeat_interleave(starts.count)
-    kind = torch.arange(starts.count, device=device).repeat(count)
-    first = torch.full((len(which),), GUESS_EPSILON, dtype=torch.float64, device=device)
-    yes = torch.ones_like(which, dtype=torch.bool)
-
-    def begin(some: Tensor) -> tuple[Tensor, Tensor]:
-        return starts.costs(which[some], kind[some], scale[which[some]]), yes[some]
-
+    count, every = len(plans), torch.arange(len(plans), device=plans.device)
     alike, matched = _matchings(stack, every)
     known = stack.follow(torch.cat([every, alike]), torch.cat([plans, matched]))
-    groups = [Ends(*(part[:count] for part in known)), stack.settle(which, first, begin)]
+    groups = [Ends(*(part[:count] for part in known)), starts.settle(stack, every)]
     if stack.problems.relaxed is not None:
         # relaxed plans may leave points out before these have found their place
-        strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
+        strict = starts.settle(strict_of(stack), every)
         balls = neighbourhoods(stack, every)
         more = torch.cat([strict.plans.view(count, -1, *balls.shape[2:]), balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))

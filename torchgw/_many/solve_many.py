@@ -292,14 +292,13 @@ def solve_many(
     n_init : int, optional
         By default problems of up to 1,024 pairs of points (32 x 32) are searched: many starts are
         followed to their ends, the best ones kicked and mixed, and solved from. Larger ones are
-        solved from a single start and from the two best of 16 starts between up to 96 points, in
-        three to four times the time of one start (on a GPU from one alone), and those of more than
-        512 points as by ``solve``. ``result.doubts`` says where they did not agree. With a number
-        so many starts are solved, of which the lowest objective counts, and nothing is said
-        of other optima: a x b annealed from the natural scale, on a CPU more slowly than by
-        ``solve(..., n_init=1)``; then plans by the distributions of distances; then by random
-        mixtures of their quantiles, always the same. One start of a problem that would be searched
-        takes a tenth of the time.
+        solved from a single start and from the two best of 8 to 23 others, in two to four times the
+        time of one start, and those of more than 512 points as by ``solve``. ``result.doubts`` says
+        where they did not agree. With a number so many starts are solved, of which the lowest
+        objective counts, and nothing is said of other optima: a x b annealed from the natural
+        scale, on a CPU more slowly than by ``solve(..., n_init=1)``; then plans by the
+        distributions of distances; then by random mixtures of their quantiles, always the same. One
+        start of a problem that would be searched takes a tenth of the time.
     search : {"auto", "fast", "thorough"}
         ``"auto"`` is what ``n_init`` says, ``"fast"`` a single start. ``"thorough"`` solves each
         problem, of any size, as ``solve`` does by its defaults: up to a few seconds each.

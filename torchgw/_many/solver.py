@@ -25,8 +25,9 @@ from torchgw._many.search import (
     TOLD,
     TOLD_AT,
     Starts,
-    ask_few_points,
+    ask_starts,
     compile_programs,
+    congruent_plan,
     follow_maps,
     search,
     stack_of,
@@ -54,10 +55,8 @@ _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 # Entries of a plan times problems that are searched together, some 150 plans of each: 100 MB on a
 # CPU, 5 GB on a GPU. [L1311]
 _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
-# What ``doubtful`` says of a problem that was not searched, as a GPU would wait. [L1315]
-UNSEARCHED = 2
-# And of one that was solved alone, and is in doubt.
-ALONE = 3
+# What ``doubtful`` says of a problem that was solved alone, and is in doubt.
+ALONE = 2
 # Outer and inner iterations of steps that are halved, at most: plans that go to and fro in the
 # shortest ones did so for minutes. [L1450]
 _DAMPED = 32, 128
@@ -74,7 +73,7 @@ class Numbers(NamedTuple):
     ambiguity: Tensor  # NaN without a search
     status: Tensor  # int64, places in STATUSES
     n_iter: Tensor
-    doubtful: Tensor  # int64, 1 where starts did not agree on an optimum, 2 without a search
+    doubtful: Tensor  # int64, 1 where starts did not agree on an optimum, ALONE of a problem alone
 
     @classmethod
     def empty(cls, count: int, device: torch.device) -> Numbers:
@@ -132,15 +131,7 @@ def warn_of_failures(
             f"{most.advice}",
             ConvergenceWarning,
         )
-    unsearched = numbers.doubtful == UNSEARCHED
-    doubtful = (numbers.doubtful == 1) | (numbers.doubtful == ALONE)
-    if bool(unsearched.any()):
-        warn_user(
-            f"Some {what} were solved from a single start and not searched, as those of more "
-            f"points are in a batch on a GPU: {some(unsearched)}; there may be better optima. "
-            "search='thorough' solves each as torchgw.solve does; n_init=1 asks for single starts.",
-            SearchWarning,
-        )
+    doubtful = numbers.doubtful > 0
     if bool(doubtful.any()):
         warn_user(
             f"Starts did not agree on an optimum of some {what}: {some(doubtful)}; there may be "
@@ -359,11 +350,10 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    small = math.prod(group.sizes) <= limits_of(group.device).tiny
-    # a GPU would wait for few points
-    if group.asked.n_init is not None or not (small or group.device.type == "cpu"):
+    if group.asked.n_init is not None:
         _solve_starts(group, found, keep)
         return
+    small = math.prod(group.sizes) <= limits_of(group.device).tiny
     for block in group.blocks():
         (_search_block if small else _ask_block)(block, found, keep)
 
@@ -391,27 +381,25 @@ def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
     winner = objectives.where(~objectives.isnan(), math.inf).argmin(1)
     taken = torch.arange(count, device=device) * starts + winner
     numbers = Numbers(*(part[taken] for part in group.numbers_of(solved)))
-    if group.asked.n_init is None:
-        numbers = numbers._replace(doubtful=torch.full_like(numbers.doubtful, UNSEARCHED))
     found.put(torch.from_numpy(group.numbers).to(device), numbers)
 
 
 def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
-    """Solve some problems as without a search, and from where few points of each tell."""
+    """Solve some problems as without a search, and from where few starts of each lead."""
     packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
     plain, stack = _solved(group, packed, every), stack_of(packed)
-    told = []
-    for place, number in enumerate(group.numbers.tolist()):
-        rule = check_marginal_rule(**group.asked.wanted.marginals(number))
-        epsilon = float(stack.problems.epsilon[place])
-        told.append(ask_few_points(group.problem(place, packed), epsilon, rule))
+    told = ask_starts(stack, Starts(group.asked.shelves, group.sizes, group.i, group.j))
     problem = every.repeat_interleave(TOLD)
     first = torch.full_like(packed.first[problem], TOLD_AT)
-    plans = torch.stack([stack.padded(one.plans) for one in told])
+    for place, number in enumerate(group.numbers.tolist()) if packed.relaxed else []:
+        rule = check_marginal_rule(**group.asked.wanted.marginals(number))
+        assert rule is not None
+        for plan in congruent_plan(group.problem(place, packed), rule.share):
+            told.plans[place, -1] = stack.padded(plan[None])[0]
     for mapped in follow_maps(stack, plain.ends.plan) if packed.relaxed else []:
         there = mapped.objectives.isfinite()
-        plans[there, -1] = mapped.plans[there]
-    begin = stack.beginning(problem, plans.flatten(0, 1))
+        told.plans[there, -1] = mapped.plans[there]
+    begin = stack.beginning(problem, told.plans.flatten(0, 1))
     others = _solved(group, packed.again(problem, first, begin), problem)
     best = plain.beside(others)
     taken = _lowest(best, group.rules(), len(every))
@@ -420,9 +408,8 @@ def _ask_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     agree = torch.cat([plain.numbers.objective[:, None], ends], 1) - lowest <= AGREED * lowest.abs()
     ambiguity, certain = torch.full_like(packed.alpha, math.nan), agree.all(1)
     if packed.relaxed is None:
-        # of other masses few points would know nothing
-        ambiguity = packed.alpha.new_tensor([one.ambiguity for one in told])
-        certain = agree[:, 1] & agree.new_tensor([one.certain for one in told])
+        # of other masses strict starts know nothing
+        ambiguity, certain = told.ambiguity, agree[:, 1] & told.clear
     _hand_over(group, packed, best.of(taken), ambiguity, ~certain, found, keep)
 
 

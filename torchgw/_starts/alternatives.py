@@ -293,10 +293,6 @@ WHY_PARTS = (
     "Parts of the two may have other shares in each: {share:.0%} of the mass, matched otherwise, "
     "costs {times:.0f} times less than all of it. Pass mass='auto', which finds how much matches."
 )
-WHY_UNSEARCHED = (
-    "This problem was solved from a single start, as those of more points are in a batch on a GPU; "
-    "there may be a better optimum. Pass search='thorough', or n_init=16."
-)
 WHY_BATCH = (
     "Starts of this problem did not agree on an optimum; there may be a better one. Pass "
     "search='thorough', which solves each as torchgw.solve does."
