@@ -178,7 +178,7 @@ class _Side(NamedTuple):
 
     def taken(self, order: Tensor) -> _Side:
         """Take some points."""
-        table = self.table[order[:, None], order]
+        table = self.table.index_select(0, order).index_select(1, order)
         point, shares = self.origin
         origin = _Origin(point[order], None if shares is None else shares[order])
         return _Side(table, self.weights[order], origin)
