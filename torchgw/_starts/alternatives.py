@@ -303,7 +303,8 @@ WHY_ALONE = (
 )
 
 
-# The same of plans of all points (all_sent_apart). [L617]
+# The same of plans of all points (all_sent_apart), and of a plan and a matching near it.
+# [L617, L1966]
 OTHER = 0.2
 # Objectives of whole solves within this of each other, relative, are of the same optimum, as those
 # of chains are. [L1161]
