@@ -46,6 +46,7 @@ from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._starts.alternatives import (
     AGREED,
+    AMBIGUOUS,
     OTHER,
     WHY_APART,
     WHY_BLUR,
@@ -68,7 +69,7 @@ from torchgw._starts.alternatives import (
     sent_apart,
     with_end,
 )
-from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, STANDS_OUT, Trial
+from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, SAME, STANDS_OUT, Trial
 from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
 from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
@@ -719,9 +720,12 @@ def _exchange(incumbent: Incumbent, few: bool) -> bool:
     if can_exchange(whole):
         partners = best_matchings(whole, before[None])[0][0]
     elif not few:
-        # steps with entropy stop near a matching, from which exchanges may lead lower
+        # steps with entropy stop near a matching, from which exchanges may lead lower; where other
+        # optima are told of anyway, that is asked of matchings alone
         blur = 1 - float(before.amax(1).sum() / before.norm()) / math.sqrt(len(before))
-        partners = walk_from(whole, before) if blur <= OTHER else None
+        first = incumbent.first
+        told = first is not None and (first.doubt or first.ambiguity > AMBIGUOUS)
+        partners = walk_from(whole, before) if blur <= (SAME if told else OTHER) else None
         if partners is None:
             return False
     if partners is not None:
