@@ -165,6 +165,11 @@ def test_estimators_have_all_of_them():
         assert own == {name: TABLE[name].default for name in own}
 
 
+def test_former_names_are_those_of_the_table():
+    # options that came later never were parameters of their own
+    assert set(FORMER) == {*RARE, "momentum"} - {"reflections"}
+
+
 @pytest.mark.parametrize("name", FORMER)
 def test_a_former_name_works_and_says_the_new_spelling(name, monkeypatch):
     now = "redraw" if name == "momentum" else name

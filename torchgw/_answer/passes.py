@@ -46,7 +46,6 @@ from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._starts.alternatives import (
     AGREED,
-    AMBIGUOUS,
     OTHER,
     WHY_APART,
     WHY_BLUR,
@@ -723,8 +722,8 @@ def _exchange(incumbent: Incumbent, few: bool) -> bool:
         # steps with entropy stop near a matching, from which exchanges may lead lower; where other
         # optima are told of anyway, that is asked of matchings alone
         blur = 1 - float(before.amax(1).sum() / before.norm()) / math.sqrt(len(before))
-        first = incumbent.first
-        told = first is not None and (first.doubt or first.ambiguity > AMBIGUOUS)
+        first, most = incumbent.first, limits_of(whole.base.device).left_open
+        told = first is not None and (first.doubt or first.ambiguity > most)
         partners = walk_from(whole, before) if blur <= (SAME if told else OTHER) else None
         if partners is None:
             return False

@@ -119,7 +119,8 @@ class Limits(NamedTuple):
     coarsest: float
     no_distance: float
     lonely: float
-    # Ambiguity above which few points leave open which optimum is the best; and, where they are so
+    # Ambiguity above which few points leave open which optimum is the best, and plans that are no
+    # matchings are not walked from, as that is told of; and, where they are so
     # far from the others that the first search was one of all points, above which chains are
     # followed as if few points told nothing: merges of clusters have optima within optima. [L1270,
     # L1274, L1287]

@@ -438,9 +438,11 @@ def differing(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Options that `solve` has no parameters for, or no more: it takes them so with a warning that says
+# Options that `solve` has no parameters for any more: it takes them so with a warning that says
 # how they are spelled; `momentum` is what `redraw` was called before.
 FORMER = {name: f"options=torchgw.Options({name}=...)" for name in TABLE if not TABLE[name].common}
+# that came later
+del FORMER["reflections"]
 FORMER["momentum"] = FORMER["redraw"]
 
 

@@ -41,7 +41,7 @@ from torchgw._results.parts import stored
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.pipeline import Outcome
 from torchgw._solve.state import Status
-from torchgw._starts.alternatives import AMBIGUOUS, Alternative, related
+from torchgw._starts.alternatives import Alternative, related
 from torchgw._starts.chain import Trial
 from torchgw._starts.symmetries import with_images
 from torchgw._tensors.deadline import within
@@ -203,6 +203,8 @@ stored(Certificate)
 stored(Proof)
 stored(Confidence)
 
+# Ambiguity above which the summary of a result mentions it. [L276]
+_AMBIGUOUS = 0.9
 # Share of the mass below which a penalty that leaves the rest is reported: a choice. [L1387]
 _LITTLE_MASS = 0.1
 
@@ -1033,7 +1035,7 @@ class GWResult(Result):
     def _other_match(self) -> Alternative | None:
         """Find another match that costs nearly the same."""
         # NaN is not above it
-        if not self.ambiguity > AMBIGUOUS:
+        if not self.ambiguity > _AMBIGUOUS:
             return None
         for other in self.alternatives[1:]:
             if other.value <= self.alternatives[1].value and other.relation != "almost the first":

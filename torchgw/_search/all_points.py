@@ -430,12 +430,10 @@ def match_edges(
     partners = torch.as_tensor(plan.argmax(1), device=x.device)
     before = _kept(x, y, partners.where(problem.marginals.a > 0, -1))
     limits = limits_of(x.device)
-    large, fewest = (
-        len(x) * len(y) > limits.edges,
-        min(int(x.count_nonzero()), int(y.count_nonzero())),
-    )
+    large = len(x) * len(y) > limits.edges
     if not doubted and (large or before >= limits.kept_edges):
         return None
+    fewest = min(int(edges.count_nonzero()) for edges in (x, y))
     if large and fewest * max(len(x), len(y)) > limits.walks:
         return None
     say_share(MATCHED, "edges are matched too, of which the plan keeps few")

@@ -303,8 +303,6 @@ WHY_ALONE = (
 )
 
 
-# Ambiguity above which the summary of a result mentions it. [L276]
-AMBIGUOUS = 0.9
 # The same of plans of all points (all_sent_apart), and of a plan and a matching near it.
 # [L617, L1966]
 OTHER = 0.2
