@@ -120,10 +120,9 @@ class Limits(NamedTuple):
     no_distance: float
     lonely: float
     # Ambiguity above which few points leave open which optimum is the best, and plans that are no
-    # matchings are not walked from, as that is told of; and, where they are so
-    # far from the others that the first search was one of all points, above which chains are
-    # followed as if few points told nothing: merges of clusters have optima within optima. [L1270,
-    # L1274, L1287]
+    # matchings are not walked from, as that is told; and, where they are so far from others that
+    # the first search was one of all points, above which chains are followed as if few points told
+    # nothing: merges of clusters have optima within optima. [L1270, L1274, L1287, L1966]
     left_open: float
     unclear: float
     # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start
